@@ -14,8 +14,8 @@ class Setting:
         about: one line of help that names the neutral value.
         is_basic: it is on the form's first tab, not on that of its section.
         takes_effect: "load" or "start" (of a model, of the app) if it waits for that; "": the next answer.
+        is_option: commands that take its section have an option for it, with `label` and `about` as its help.
         option: flag on the command line; "": its name with hyphens.
-        help: help of that option; "": it is an option only where a command says what it does there.
         metavar: stands for the value in `--help`; "": as its type.
     """
 
@@ -23,6 +23,6 @@ class Setting:
     about: str = ""
     is_basic: bool = False
     takes_effect: str = ""
+    is_option: bool = False
     option: str = ""
-    help: str = ""
     metavar: str = ""

@@ -157,11 +157,6 @@ class ChatHistory:
         await asyncio.to_thread(self.store.rename, chat_id, title)
         self._follow(chat_id, title=title)
 
-    async def pin(self, chat_id: str, pinned: bool) -> None:
-        """List a chat before all others, or no longer. Raises ChatsError."""
-        await asyncio.to_thread(self.store.set_options, chat_id, {"pinned": pinned})
-        self._follow(chat_id, pinned=pinned)
-
     def _follow(self, chat_id: str, **changes: Any) -> None:
         """Take a change of a stored chat over if it is the open one."""
         if self.chat is not None and self.chat.id == chat_id:
@@ -226,13 +221,6 @@ class ChatHistory:
         figures: dict[str, Any] = {"stop_reason": stop_reason, "timings": timings}
         return await self._add_after(self.messages, "system", text, model=model, **figures)
 
-    async def edit_answer(self, message_id: int, text: str) -> StoredMessage:
-        """Add an answer with this text beside another one, and open its branch. Raises as `add_question`."""
-        at = next(at for at, one in enumerate(self.messages) if one.id == message_id)
-        answer = self.messages[at]
-        more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": "edited"}
-        return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
-
     async def _add_after(
         self, messages: list[StoredMessage], role: Role, text: str, new: dict[str, Any] | None = None, **fields: Any
     ) -> StoredMessage:
@@ -262,20 +250,8 @@ class ChatHistory:
             self.tree.add(added.id, added.parent)
         return added
 
-    async def edit_summary(self, message_id: int, text: str) -> None:
-        """Replace the text of a summary. Raises as `add_question`."""
-        assert self.chat is not None
-        await self._require_saved()
-        if self._store is not None:
-            async with self._loading_again():
-                self.chat = await asyncio.to_thread(self._store.set_content, self.chat, message_id, text)
-        self.messages = [
-            msgspec.structs.replace(one, content=storable(text)) if one.id == message_id and one.is_summary else one
-            for one in self.messages
-        ]
-
     async def set_options(self, **options: Any) -> None:
-        """Set `when_full`, `system_prompt`, `preset` or the reasoning of the open chat. Raises ChatsError."""
+        """Set `when_full`, `system_prompt` or the reasoning of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)
@@ -312,7 +288,7 @@ class ChatHistory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether the last answer can be continued: it was stopped, cut off or edited."""
+        """Return whether the last answer can be continued: it was stopped or cut off."""
         answers = [one for one in self.messages[-1:] if one.role == "assistant" and (one.content or one.reasoning)]
         return any(one.stop_reason not in ("end", "stop_string") for one in answers)
 

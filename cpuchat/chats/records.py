@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 
 from cpuchat.base.decoding import prepared
-from cpuchat.config.presets import Preset, StoredPreset, effective_system_prompt
 from cpuchat.protocol.messages import Generate, Role, Sampling, Speculation, ToolStep
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
@@ -38,9 +37,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
     `sides` of a comparison (`Comparison`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
     of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
-    leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `preset` is as it was when it was
-    chosen. `reasoning` and `reasoning_budget` (0: no limit) replace those of preset and settings; "" and None do not.
-    `pinned` chats are listed before all others.
+    leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `reasoning` and
+    `reasoning_budget` (0: no limit) replace those of the settings; "" and None do not.
     """
 
     id: str = ""
@@ -53,15 +51,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     sides: str = ""
     leaf: int | None = None
     when_full: WhenFull = ""
-    preset: Preset | None = None
     reasoning: Reasoning = ""
     reasoning_budget: int | None = None
-    pinned: bool = False
-
-    @property
-    def effective_system_prompt(self) -> str:
-        """Return what the model is told: the system prompt of the chat's preset if it has one, else the chat's own."""
-        return effective_system_prompt(self.system_prompt, self.preset)
 
     def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
         """Return whether overflow is an error; else the oldest turns are left out. `asks`: the user can be asked."""
@@ -98,8 +89,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
     this model where the settings have nothing. `unset` names options of `sampling` that were not sent to the server,
-    which used its own values. `preset` is the name of the chat's preset, `system_prompt` what that had in place of the
-    chat's, "" for none.
+    which used its own values.
     """
 
     sampling: Sampling = Sampling()
@@ -113,19 +103,13 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft_quantization: str = ""
     default_sampling: Sampling = Sampling()
     unset: tuple[str, ...] = ()
-    preset: str = ""
-    system_prompt: str = ""
 
     @classmethod
-    def of(
-        cls, request: Generate, model: ModelInfo | None, default_sampling: Sampling, preset: Preset | None = None
-    ) -> AnswerSettings:
-        """Return those of a request to a model with the chat's preset; model None: not known, as after a crash."""
+    def of(cls, request: Generate, model: ModelInfo | None, default_sampling: Sampling) -> AnswerSettings:
+        """Return those of a request to a model; None: not known, as after a crash."""
         asked, of_model = cls.__struct_fields__[:5], cls.__struct_fields__[5:9]
         known = {} if model is None else {name: getattr(model, name) for name in of_model}
         given = {name: getattr(request, name) for name in asked}
-        if preset is not None:
-            given |= {"preset": preset.name, "system_prompt": preset.system_prompt or ""}
         found = cls(**given, **known, default_sampling=default_sampling)
         if model is None or not model.server:
             return found
@@ -153,7 +137,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when
-    its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
+    its app died in the middle of it, or None while it is being written; of a
     question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
     (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.
     """
@@ -212,10 +196,8 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
         "leaf": leaf if isinstance(leaf, int) else None,
         "when_full": row["when_full"] if row["when_full"] in get_args(WhenFull) else "",
-        "preset": row["preset"] if isinstance(row["preset"], Preset) or is_unicode(row["preset"]) else None,
         "reasoning": row["reasoning"] if row["reasoning"] in get_args(Reasoning) else "",
         "reasoning_budget": budget if isinstance(budget, int) and 0 <= budget < 1 << 53 else None,
-        "pinned": row["pinned"] if row["pinned"] in (0, 1) else 0,
     }
 
 
@@ -238,8 +220,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def chat_of(row: tuple[Any, ...]) -> Chat:
     """Build the record of a row, with invalid values replaced."""
-    fields = repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True)))
-    return Chat(**{**fields, "preset": _decoded(fields["preset"], StoredPreset), "pinned": bool(fields["pinned"])})
+    return Chat(**repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True))))
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:

@@ -7,20 +7,18 @@ right.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sqlite3
 from collections.abc import Iterator
 
 from cpuchat.base.errors import ChatsForeign, ChatsTooNew
 from cpuchat.chats.records import INTERRUPTED
 
-VERSION = 12
+VERSION = 13
 """Raise it with every change of the tables, and upgrade those of released versions."""
 TABLES = {
     # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
     # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
-    # preset (`presets.Preset`): as it was when it was chosen, as JSON. reasoning: 'on', 'off', or '' as set elsewhere;
-    # reasoning_budget: its tokens, NULL as set elsewhere. pinned: 1 is listed before all others.
+    # reasoning: 'on', 'off', or '' as set elsewhere; reasoning_budget: its tokens, NULL as set elsewhere.
     "chats": """
     CREATE TABLE chats (
         id TEXT PRIMARY KEY,
@@ -33,10 +31,8 @@ TABLES = {
         sides TEXT NOT NULL DEFAULT '',
         leaf INTEGER,
         when_full TEXT NOT NULL DEFAULT '',
-        preset TEXT,
         reasoning TEXT NOT NULL DEFAULT '',
-        reasoning_budget INTEGER,
-        pinned INTEGER NOT NULL DEFAULT 0
+        reasoning_budget INTEGER
     )
     """,
     # As JSON: settings of an answer (`records.AnswerSettings`), texts sent with a message (`records.Attachment`), steps
@@ -134,45 +130,17 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _is_ours(db: sqlite3.Connection) -> bool:
-    """Return whether the tables have the columns, keys and references of this version: altered step by step, they are
-    told by other statements than those above."""
-    return _structure(db) == _expected()
-
-
-def _structure(db: sqlite3.Connection) -> list[object]:
-    """Return columns, unique keys and references of each table."""
-    found: list[object] = []
-    for table in TABLES:
-        kind = db.execute("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)).fetchone()
-        indexes = db.execute(f"PRAGMA index_list({table})").fetchall()
-        unique = [
-            [column for (column,) in db.execute("SELECT name FROM pragma_index_info(?)", (name,))]
-            for _, name, is_unique, origin, *_ in indexes
-            if is_unique and origin != "c"
-        ]
-        references = db.execute(f"PRAGMA foreign_key_list({table})").fetchall()
-        found.append((kind, _columns(db, table), sorted(unique), references))
-    return found
-
-
-@functools.cache
-def _expected() -> list[object]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in TABLES.values():
-            db.execute(statement)
-        return _structure(db)
+    """Return whether the tables are those that the statements above make."""
+    found = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
+    return all(str(found.get(name)).split() == statement.split() for name, statement in TABLES.items())
 
 
 def column_names(db: sqlite3.Connection, table: str) -> set[str]:
     """Return the columns of `table`; empty when there is no such table."""
-    return {str(column[1]) for column in _columns(db, table)}
-
-
-def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
     try:
-        return db.execute(f"PRAGMA table_xinfo({table})").fetchall()
+        return {str(column[1]) for column in db.execute(f"PRAGMA table_xinfo({table})")}
     except sqlite3.OperationalError:  # a view of something that is not there
-        return []
+        return set()
 
 
 def make_derived(db: sqlite3.Connection) -> None:

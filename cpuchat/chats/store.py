@@ -205,7 +205,7 @@ class ChatStore(Database):
             if message_id not in tree:
                 raise _no_message()
             new = {"id": new_chat_id(), "title": f"{_FORK}{chat.title.removeprefix(_FORK)}", "leaf": message_id}
-            fork = msgspec.structs.replace(chat, **new, created=now, updated=now, pinned=False)
+            fork = msgspec.structs.replace(chat, **new, created=now, updated=now)
             tree.leaf = message_id
             messages = self.messages(chat_id, tree)
             self.add_copy(fork, [msgspec.structs.replace(one, chat_id=fork.id) for one in messages])
@@ -293,23 +293,12 @@ class ChatStore(Database):
             self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
 
     def set_options(self, chat_id: str, options: Mapping[str, Any]) -> None:
-        """Set fields of a `Chat` that say how it is answered or listed. Nothing happens when it is gone."""
+        """Set fields of a `Chat` that say how it is answered. Nothing happens when it is gone."""
         assigned = ", ".join(f"{name} = ?" for name in options)
         with self.transaction():
             self._db.execute(
                 f"UPDATE chats SET {assigned} WHERE id = ?", (*(column(value) for value in options.values()), chat_id)
             )
-
-    def set_content(self, chat: Chat, message_id: int, text: str) -> Chat:
-        """Replace the text of a message, and return the chat. Raises ChatsChanged if another instance changed it."""
-        with self.transaction():
-            self.require_unchanged(chat)
-            self._touch(chat.id, time.time())
-            query = "UPDATE messages SET content = ? WHERE id = ? AND chat_id = ?"
-            if not self._db.execute(query, (storable(text), message_id, chat.id)).rowcount:
-                raise _no_message()
-            self._erase_due = True
-            return self.chat(chat.id)
 
     def add_message(
         self, chat_id: str, role: Role, content: str, *, after: int | None = None, **fields: Any

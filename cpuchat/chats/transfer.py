@@ -29,7 +29,6 @@ from cpuchat.chats.records import (
     valid_time,
 )
 from cpuchat.chats.store import ChatStore
-from cpuchat.config.presets import StoredPreset
 
 VERSION = 1
 
@@ -40,7 +39,6 @@ class PortableChat(Chat, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     when_full: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
-    preset: StoredPreset | None = None
     reasoning: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     messages: list[StoredMessage] = []
 

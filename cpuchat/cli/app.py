@@ -34,7 +34,7 @@ def open_app(
         sides: opens the compare screen with these.
 
     Raises:
-        UsageError, SettingsError: no terminal, no such folder or MCP server, or values that are not acceptable.
+        UsageError, SettingsError: no terminal, no such MCP server, or values that are not acceptable.
         ModelNotFound, DraftMismatch: a model or draft model that was given is not there, or does not fit.
     """
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
@@ -52,12 +52,6 @@ def open_app(
 
     chosen, library, initial, keys = opening(model, values, server)
     sources, tools = SettingSources(given_options(values)), dict[str, Any]()
-    if (path := values.get("tools_folder")) is not None:
-        from cpuchat.tools.folder import Folder
-
-        folder = Folder(paths.expanded(path))
-        folder.release()
-        tools["tools_folder"] = folder.path
     if names := values.get("tool_servers"):
         from cpuchat.cli.tools import servers_wanted
 
@@ -89,8 +83,8 @@ def opening(
     from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
     from cpuchat.models.library.library import Library
 
-    _, model = with_preset(values.get("chat__preset"), model, server)
-    served, chosen = server_model(server, model, values), overridden(values)
+    base, model = with_preset(values.get("preset"), model, server)
+    served, chosen = server_model(server, model, values), overridden(values, base)
     library = Library(chosen.model.folders)
     initial = served or initial_model(library, model, chosen, values)
     if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:

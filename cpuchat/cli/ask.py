@@ -82,7 +82,7 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
         help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
     ),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
-    setting("chat.preset"),
+    click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model."),
     click.option(
         "--file",
         "files",
@@ -96,11 +96,6 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
         multiple=True,
         metavar="NAME",
         help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
-    ),
-    click.option(
-        "--tools-folder",
-        metavar="DIR",
-        help="Let the model read, list and search files in this folder; each call needs your approval.",
     ),
     click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read."),
     click.option(
@@ -137,7 +132,7 @@ def ask(
 
     QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before.
     """
-    base, model = with_preset(values["chat__preset"], model, server)
+    base, model = with_preset(values["preset"], model, server)
     served, chosen = server_model(server, model, values), overridden({**values, "chat__system_prompt": system}, base)
     sent, form = _checked(model, system, files, raw, stop), AnswerForm.read(json_schema, grammar, stop)
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))

@@ -69,7 +69,7 @@ def list_chats(as_json: bool) -> None:
     with opened_store() as store:
         chats, counts = store.chats(), store.message_counts()
     if as_json:
-        names = ("id", "title", "created", "updated", "model", "pinned")
+        names = ("id", "title", "created", "updated", "model")
         print_json(
             [
                 {name: getattr(chat, name) for name in names}

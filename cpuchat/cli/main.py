@@ -49,7 +49,6 @@ Examples:
   cpuchat --model ~/models/qwen.gguf          chat with this model
   cpuchat --server http://127.0.0.1:8080      chat with what a llama-server, vLLM or Ollama serves
   cpuchat --plain                             chat in lines of text, for screen readers
-  cpuchat --tools-folder ~/src/project        let the model read files there, each call with your approval
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
   cpuchat why                                 which settings work on this machine, with proof
@@ -77,7 +76,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
 )
 @click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
-@click.option("--preset", "chat__preset", metavar="NAME", help="Preset of new chats by its name; its model is loaded.")
+@click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model of this run.")
 @click.option("--threads", "engine__threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option(
     "--cores", "engine__cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3."
@@ -92,7 +91,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
-@click.option("--tools-folder", metavar="DIR", help="Let the model read files in this folder, call by call.")
 @click.option(
     "--tools", "tool_servers", multiple=True, metavar="NAME",
     help="Let the model call tools of this MCP server, or `all`.",

@@ -34,7 +34,7 @@ def setting(key: str, help: str = "") -> Decorator:
     name, words = f"{declared.section}__{declared.name}", declared.words
     if isinstance(declared.default, bool):
         flags = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
-        return click.option(flags, name, is_flag=True, default=None, help=help or words.help)
+        return click.option(flags, name, is_flag=True, default=None, help=help or declared.help)
     hint = declared.type
     while get_origin(hint) is Annotated or NoneType in get_args(hint):  # None: not set, as the model has it
         hint = next(one for one in get_args(hint) if one is not NoneType)
@@ -42,13 +42,13 @@ def setting(key: str, help: str = "") -> Decorator:
     kind = {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
     kind = click.Choice(get_args(hint)) if get_origin(hint) is Literal else kind
     metavar = words.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind)
-    return click.option(declared.option, name, type=kind, default=None, help=help or words.help, metavar=metavar)
+    return click.option(declared.option, name, type=kind, default=None, help=help or declared.help, metavar=metavar)
 
 
 def section_options(*sections: str) -> Decorator:
     """Return the options of all settings of these sections that have one."""
     return stacked(
-        *(setting(key) for key, one in settings.DECLARED.items() if one.section in sections and one.words.help)
+        *(setting(key) for key, one in settings.DECLARED.items() if one.section in sections and one.words.is_option)
     )
 
 
@@ -63,7 +63,7 @@ def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
 
 
 def with_preset(name: str | None, model: str | None, server: str | None) -> tuple[Settings | None, str | None]:
-    """Return the settings with the preset laid over them (None: without one), and the model: the given one, else that
+    """Return the settings with a preset laid over them (None: without one), and the model: the given one, else that
     of the preset. Raises UsageError and SettingsError as `find_preset`."""
     if not name:
         return None, model

@@ -6,7 +6,6 @@ Into pipes and files too: their content reaches a terminal sooner or later (`| t
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,10 @@ from typing import Any, TextIO
 from cpuchat.base.errors import CpuchatError, OutputFailed
 from cpuchat.base.text import Cleaner, clean, replace_unsafe
 
+_PASSED_ON = ("closed", "encoding", "errors", "fileno", "isatty", "writable")
 
-class CleanStream(io.TextIOBase):
+
+class CleanStream:
     """Writes text to `stream` without terminal control sequences; `write_raw` is for our own.
 
     It has no `buffer`, by which click would go around it. Raises BrokenPipeError, or OutputFailed where writing fails
@@ -27,6 +28,11 @@ class CleanStream(io.TextIOBase):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._cleaner = Cleaner()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PASSED_ON:
+            raise AttributeError(name)
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with _named_faults():
@@ -40,27 +46,6 @@ class CleanStream(io.TextIOBase):
     def flush(self) -> None:
         with _named_faults():
             self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._stream.encoding
-
-    @property
-    def errors(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._stream.errors
-
-    @property
-    def closed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._stream.closed
 
 
 @contextlib.contextmanager

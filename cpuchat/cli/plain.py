@@ -128,8 +128,8 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     with asyncio.Runner() as runner:
         try:
             chat = PlainChat(ChatSession(core), terminal, runner)
-            folder, names = values.get("tools_folder"), values.get("tool_servers", ())
-            runner.run(start_tools(tool_loop(folder, names, terminal, chat.lines.reply), core, terminal))
+            tools = tool_loop(values.get("tool_servers", ()), terminal, chat.lines.reply)
+            runner.run(start_tools(tools, core, terminal))
             return chat.run(initial)
         finally:
             runner.run(core.close())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpuchat.protocol.messages import Tool, ToolCall
     from cpuchat.session.conversation import Conversation
     from cpuchat.tools.config import ToolServerConfig
-    from cpuchat.tools.loop import Choice, ToolLoop, ToolSource
+    from cpuchat.tools.loop import Choice, ToolLoop
 
 
 _CHOICES: Final[dict[str, Choice]] = {"y": "once", "yes": "once", "a": "chat"}
@@ -27,24 +27,22 @@ _CHOICES: Final[dict[str, Choice]] = {"y": "once", "yes": "once", "a": "chat"}
 
 def tools_of(values: Mapping[str, Any], terminal: TerminalOutput, *, raw: bool, has_form: bool) -> ToolLoop | None:
     """Return what the options offer to the model; None: nothing. Raises UsageError."""
-    folder, names, is_allowed = values["tools_folder"], values["tool_servers"], values["allow_tools"]
-    if folder is None and not names:
+    names, is_allowed = values["tool_servers"], values["allow_tools"]
+    if not names:
         if is_allowed:
-            raise UsageError("--allow-tools without tools.", "Name a folder with --tools-folder, or leave it out.")
+            raise UsageError("--allow-tools without tools.", "Name an MCP server with --tools, or leave it out.")
         return None
-    flag = "--tools-folder" if folder is not None else "--tools"
     if raw:
-        raise UsageError(f"{flag} cannot be used with --raw, which skips the chat template.", "Leave one out.")
+        raise UsageError("--tools cannot be used with --raw, which skips the chat template.", "Leave one out.")
     if has_form:
         raise UsageError(
-            f"{flag} cannot be used with --json-schema or --grammar: tool calls have their own format.",
+            "--tools cannot be used with --json-schema or --grammar: tool calls have their own format.",
             "Leave one out.",
         )
-    return tool_loop(folder, names, terminal, is_allowed=is_allowed, remedy=" (--allow-tools allows it)")
+    return tool_loop(names, terminal, is_allowed=is_allowed, remedy=" (--allow-tools allows it)")
 
 
 def tool_loop(
-    folder: str | None,
     names: Sequence[str],
     terminal: TerminalOutput,
     read_line: Callable[[], Awaitable[str]] | None = None,
@@ -52,17 +50,16 @@ def tool_loop(
     is_allowed: bool = False,
     remedy: str = "",
 ) -> ToolLoop | None:
-    """Return the built-in tools in a folder and those of servers, None for neither. Raises UsageError, SettingsError.
+    """Return the tools of MCP servers, None without any. Raises UsageError, SettingsError.
 
     Args:
-        names: of servers of mcp.json; `all` is all that are valid, with a warning about others.
+        names: of mcp.json; `all` is all that are valid, with a warning about others.
         read_line: returns what the user answers; None reads standard input.
         is_allowed: calls are not asked for.
         remedy: added where nobody can be asked about a tool that only reads.
     """
-    if folder is None and not names:
+    if not names:
         return None
-    from cpuchat.tools.folder import Folder
     from cpuchat.tools.loop import Toolbox, ToolLoop
     from cpuchat.tools.servers import ToolServer
 
@@ -71,11 +68,8 @@ def tool_loop(
             return "once"
         return await _ask(terminal, tool, call, read_line, remedy if tool.read_only else "")
 
-    servers = servers_wanted(names) if names else {}
-    sources: list[ToolSource] = []
-    if folder is not None:  # first, as in the app: it keeps its tools beside a server that has very many
-        sources.append(Folder(paths.expanded(folder)))
-    for name, server in servers.items():
+    sources = list[ToolServer]()
+    for name, server in servers_wanted(names).items():
         if isinstance(server, SettingsError):
             terminal.warn(f"cpuchat: {server}")
         else:
@@ -129,11 +123,8 @@ async def start_tools(
     for problem in starting.result():
         raise problem
     from cpuchat.present.tools import left_out
-    from cpuchat.tools.servers import ToolServer
 
-    box = tools.toolbox
-    servers = [(one, box.offered(one)) for one in box.sources if isinstance(one, ToolServer)]
-    if text := left_out(servers):
+    if text := left_out([(one, tools.toolbox.offered(one)) for one in tools.toolbox.sources]):
         terminal.warn(f"cpuchat: {text}")
 
 

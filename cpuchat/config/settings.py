@@ -1,17 +1,15 @@
 """The settings: their declarations, config.toml, and where each value comes from.
 
 A setting is a field of a section. Its type has its bounds and a `Setting` with its words; `DECLARED` has all of them by
-key ("engine.threads"), and the settings form, the command line, the environment and docs/settings.md follow from it.
+key ("engine.threads"), and the settings form, the command line and docs/settings.md follow from it.
 
 `config.toml` is checked by msgspec: a wrong value is an error that names it; an unknown key, as of another version, is
 left out (`unknown_keys`). It is written only for what the user chose, and keeps the user's comments. What the app
-remembers by itself (the last model, which panes are shown) is in `state.json` in the data folder. Options and
-environment variables replace both.
+remembers by itself (the last model, which panes are shown) is in `state.json` in the data folder. Options replace both.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
@@ -72,36 +70,16 @@ class SettingsSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatSection(SettingsSection):
-    """Chats. `preset` is for new ones, a name."""
+    """Chats."""
 
     system_prompt: Annotated[str, Setting("System prompt", "for new chats")] = ""
-    preset: Annotated[
-        str,
-        Setting(
-            "Preset",
-            "for new chats",
-            help="Preset by its name: system prompt, sampling, reasoning and model.",
-            metavar="NAME",
-        ),
-    ] = ""
-    max_tokens: Annotated[
-        Count, Setting("Max tokens", "per answer; 0 = no limit", help="Stop after N tokens; 0 = no limit.")
-    ] = 0
+    max_tokens: Annotated[Count, Setting("Max tokens", "per answer; 0 = no limit", is_option=True)] = 0
     reasoning: Annotated[
         Literal["auto", "on", "off"],
-        Setting(
-            "Reasoning",
-            "before the answer; auto = the model's default",
-            help="Reason before the answer; auto = the model's default.",
-        ),
+        Setting("Reasoning", "before the answer; auto = the model's default", is_option=True),
     ] = "auto"
     reasoning_budget: Annotated[
-        Count,
-        Setting(
-            "Reasoning budget",
-            "tokens, then it answers; 0 = no limit",
-            help="Answer after N tokens of reasoning; 0 = no limit.",
-        ),
+        Count, Setting("Reasoning budget", "tokens, then it answers; 0 = no limit", is_option=True)
     ] = 0
 
     def request_options(self) -> dict[str, Any]:
@@ -119,42 +97,19 @@ class SamplingSection(SettingsSection):
 
     temperature: Annotated[
         Annotated[float, Meta(ge=0.0, le=10.0)] | None,
-        Setting(
-            "Temperature",
-            "0 = greedy; higher = more random",
-            is_basic=True,
-            help="0 = greedy; higher = more random (0 to 10).",
-        ),
+        Setting("Temperature", "0 = greedy; higher = more random", is_basic=True, is_option=True),
     ] = None
-    top_k: Annotated[
-        Count | None,
-        Setting(
-            "Top-k", "keep the k most likely tokens; 0 = off", help="Sample from the N most likely tokens; 0 = off."
-        ),
-    ] = None
+    top_k: Annotated[Count | None, Setting("Top-k", "keep the k most likely tokens; 0 = off", is_option=True)] = None
     top_p: Annotated[
         Share | None,
-        Setting(
-            "Top-p",
-            "keep the likeliest tokens up to this total probability; 1 = off",
-            help="Nucleus sampling: the most likely tokens that add up to X, 0 to 1; 1 = off.",
-        ),
+        Setting("Top-p", "keep the likeliest tokens up to this total probability; 1 = off", is_option=True),
     ] = None
     min_p: Annotated[
-        Share | None,
-        Setting(
-            "Min-p",
-            "drop tokens below this share of the likeliest; 0 = off",
-            help="Drop tokens less likely than X times the most likely one, 0 to 1; 0 = off.",
-        ),
+        Share | None, Setting("Min-p", "drop tokens below this share of the likeliest; 0 = off", is_option=True)
     ] = None
     repeat_penalty: Annotated[
         Annotated[float, Meta(ge=0.01, le=10.0)] | None,
-        Setting(
-            "Repeat penalty",
-            "above 1 discourages repetition; 1 = off",
-            help="Above 1 penalizes recent tokens; 1 = off.",
-        ),
+        Setting("Repeat penalty", "above 1 discourages repetition; 1 = off", is_option=True),
     ] = None
     repeat_last_n: Annotated[Count | None, Setting("Penalty window", "tokens that the penalties look back at")] = None
     presence_penalty: Annotated[
@@ -166,9 +121,7 @@ class SamplingSection(SettingsSection):
         Setting("Frequency penalty", "for every use of a token; 0 = off"),
     ] = None
     seed: Annotated[
-        int,
-        Meta(ge=-1, le=(1 << 63) - 1),
-        Setting("Seed", "same seed, same answer; -1 = random", help="Random seed; -1 = a new one each time."),
+        int, Meta(ge=-1, le=(1 << 63) - 1), Setting("Seed", "same seed, same answer; -1 = random", is_option=True)
     ] = -1
 
     def sampling(self) -> Sampling:
@@ -189,24 +142,14 @@ class EngineSection(EngineOptions, SettingsSection):
     these are the first in the form, too.
     """
 
-    threads: Annotated[Count, Setting("Threads", "0 = one per core", help="Compute threads; 0 = automatic.")] = 0
+    threads: Annotated[Count, Setting("Threads", "0 = one per core", is_option=True)] = 0
     cores: Annotated[
-        Cores,
-        Setting(
-            "Cores",
-            "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3",
-            help="Compute cores: auto, all, CPUs such as 0-7, l3:0, node:0, socket:0 or 4/l3 (4 cores per L3 group).",
-            metavar="LIST",
-        ),
+        Cores, Setting("Cores", "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3", is_option=True, metavar="LIST")
     ] = "auto"
     memory_policy: Annotated[
         MemoryPolicy,
         Setting(
-            "Memory policy",
-            "auto, local, interleave, bind:0, preferred:0",
-            option="--memory-policy",
-            help="NUMA memory policy: auto, local, interleave, bind:0 or preferred:0.",
-            metavar="POLICY",
+            "Memory policy", "auto, local, interleave, bind:0, preferred:0 (NUMA)", is_option=True, metavar="POLICY"
         ),
     ] = "auto"
     saved_kv_gb: Annotated[
@@ -235,20 +178,14 @@ class SpeculationSection(DraftOptions, SettingsSection):
 
     drafters: Annotated[
         DrafterChoice,
-        Setting(
-            "Drafters",
-            "auto (all available), draft, suffix (no draft model), off",
-            is_basic=True,
-            help="Drafters: auto (all available), draft, suffix (no draft model), off.",
-        ),
+        Setting("Drafters", "auto (all available), draft, suffix (no draft model), off", is_basic=True, is_option=True),
     ] = "auto"
     draft_model: Annotated[
         str,
         Setting(
             "Draft model",
-            "for all models: file, repository or none; empty = by model",
-            help="Draft model with the same vocabulary, or a draft head (mtp: the model's own); default: the catalog's "
-            "recommendation; none = no draft model.",
+            "file, repository, mtp (the model's own head) or none; empty = by model",
+            is_option=True,
             metavar="FILE|REPO|mtp|none",
         ),
     ] = ""
@@ -258,7 +195,7 @@ class SpeculationSection(DraftOptions, SettingsSection):
             "Draft cores",
             "auto, shared, CPUs such as 6,7, or l3:0",
             takes_effect="load",
-            help="Cores of the draft model: auto or shared (sequential), or its own, such as 4-7 or l3:0 (concurrent).",
+            is_option=True,
             metavar="LIST",
         ),
     ] = "auto"
@@ -290,9 +227,7 @@ class SpeechSection(SettingsSection):
     """Reading aloud."""
 
     answers: Annotated[bool, Setting("Read answers aloud", "while they are written (Ctrl+S)")] = False
-    speed: Annotated[
-        float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2).")
-    ] = 1.0
+    speed: Annotated[float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", is_option=True)] = 1.0
 
 
 class UiSection(SettingsSection):
@@ -374,6 +309,11 @@ class DeclaredSetting:
         return self.words.option or f"--{self.name.replace('_', '-')}"
 
     @property
+    def help(self) -> str:
+        """Return what `--help` says of its option."""
+        return f"{self.words.label}: {self.words.about}."
+
+    @property
     def takes_effect(self) -> str:
         """Return "load" or "start" if it waits for that, "" if it counts from the next answer."""
         return self.words.takes_effect or ("load" if self.section == "engine" else "")
@@ -450,37 +390,12 @@ def _remembered() -> Changes:
             for section, values in found.items()}  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    """Return the environment variables that set something: `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`."""
-    found = {}
-    for variable, text in os.environ.items():
-        prefix, _, rest = variable.partition("_")
-        section, _, name = rest.lower().partition("_")
-        if text and prefix == "CPUCHAT" and section in Settings.__struct_fields__ and name:
-            found[f"{section}.{name}"] = variable
-    return found
-
-
 def load() -> Settings:
-    """Read the settings: the file, what the app remembers, and environment variables (lists have commas), each over the
-    one before; a missing file means defaults. Raises SettingsError: unreadable file, TOML error, wrong value or unknown
-    variable (named).
+    """Read the settings: the file, and what the app remembers over it; a missing file means defaults. Raises
+    SettingsError: unreadable file, TOML error, wrong value (named).
     """
-    changes: Changes = {}
-    for key, variable in environment().items():
-        if key not in DECLARED:
-            raise SettingsError(f"{variable}: no such setting.", "Unset it; F2 in the app lists the settings.")
-        section, name = DECLARED[key].section, DECLARED[key].name
-        value: Any = os.environ[variable]
-        if isinstance(DECLARED[key].default, list):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        try:
-            converted = msgspec.convert({section: {name: value}}, prepared(Settings), strict=False)
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
-        changes.setdefault(section, {})[name] = value_of(converted, key)
     file = paths.settings_file()
-    return with_changes(with_changes(parse(toml.read(file), str(file)), _remembered()), changes)
+    return with_changes(parse(toml.read(file), str(file)), _remembered())
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
@@ -488,19 +403,11 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
     tables = toml.parse(text, origin)
     for *section, key in _unknown(tables):
         del (tables[section[0]] if section else tables)[key]
-    renew(tables)
     try:
         return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
-
-
-def renew(tables: dict[str, Any]) -> None:
-    """Replace values that settings no longer have by what they are called now."""
-    section = tables.get("speculation")
-    if isinstance(section, dict) and section.get("drafters") in ("free", "lookup"):
-        section["drafters"] = "suffix"
 
 
 def _unknown(tables: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -576,7 +483,7 @@ class SettingSources:
         self._saved: set[str] = set()
 
     def saved(self, changes: Changes) -> None:
-        """Take note of saved settings, which replace options and environment variables for the rest of the run."""
+        """Take note of saved settings, which replace options for the rest of the run."""
         self._saved |= {f"{section}.{name}" for section, values in changes.items() for name in values}
 
     def read(self) -> dict[str, str]:
@@ -594,5 +501,4 @@ class SettingSources:
         found |= {
             f"{section}.{name}": "as in the last run" for section, names in _remembered().items() for name in names
         }
-        given = environment() | self._options
-        return found | {key: f"set by {name}" for key, name in given.items() if key not in self._saved}
+        return found | {key: f"set by {name}" for key, name in self._options.items() if key not in self._saved}

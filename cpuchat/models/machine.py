@@ -16,7 +16,7 @@ import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelUnsupported, UsageError
-from cpuchat.config.settings import Changes, Settings, renew, value_of, with_changes
+from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import CostProfile, compute_ceiling, scaled
 from cpuchat.costs.usual import cpu_of, usual, usual_profile
 from cpuchat.hardware.memory import available_within, total_bytes
@@ -308,7 +308,6 @@ class TunedSettings:
                 return None
             found = store.find(self._subject(model), _TUNED, Tuned)
             if found is not None:
-                renew(found.value.changes)
                 msgspec.convert(found.value.changes, prepared(Settings))
         except (OSError, CpuchatError, msgspec.ValidationError):
             return None

@@ -48,7 +48,7 @@ def markdown(chat: PortableChat) -> str:
     messages = chat.branch
     facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
     parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]
-    if system_prompt := clean(chat.effective_system_prompt).strip():
+    if system_prompt := clean(chat.system_prompt).strip():
         parts += ["## System prompt", system_prompt]
     tree = chat.tree
     for message in messages:

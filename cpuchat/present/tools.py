@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural
-from cpuchat.tools.loop import MAX_TOOLS, Choice
+from cpuchat.tools.config import MAX_TOOLS
+from cpuchat.tools.loop import Choice
 
 if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer
@@ -121,8 +122,6 @@ def returned(call: ToolCall, result: ToolResult) -> str:
 
 def owner(tool: Tool) -> str:
     """Format `server files, says that it only reads; it gets these arguments`: one that fetches can pass them on."""
-    if not tool.source:
-        return "built in, only reads"
     does = "says that it only reads" if tool.read_only else "may change things"
     return f"server {clean_line(tool.source)}, {does}; it gets these arguments"
 

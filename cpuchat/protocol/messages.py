@@ -23,8 +23,8 @@ from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as it is offered to a model.
 
-    `parameters` is the JSON schema of its arguments, `source` names who has it: a server of mcp.json, "" for the
-    built-in set. `origin` stands for the command and variables that start the server. `read_only` is what the source
+    `parameters` is the JSON schema of its arguments, `source` names who has it: a server of mcp.json, "" for a
+    client. `origin` stands for the command and variables that start the server. `read_only` is what the source
     says of it. `strict`: all arguments must be valid under the schema, those written one by one in its order."""
 
     name: str

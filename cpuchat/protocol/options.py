@@ -1,8 +1,8 @@
 """Options that are settings too and reach the worker as they are: of a load, and of drafting.
 
 Each is declared here once, with its type, bounds, default and words. The section of config.toml (`config.settings`) and
-the message to the worker (`protocol.messages`) inherit it, and the settings form, the command line and the environment
-follow from the section. A field whose name in config.toml is another one has that as its encoded name.
+the message to the worker (`protocol.messages`) inherit it, and the settings form and the command line follow from the
+section. A field whose name in config.toml is another one has that as its encoded name.
 """
 
 from __future__ import annotations
@@ -33,48 +33,32 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     n_ctx: Annotated[
         int,
         Meta(ge=0, le=16_777_216),
-        Setting(
-            "Context", "tokens; 0 = auto", is_basic=True, option="--ctx", help="Context size in tokens; 0 = automatic."
-        ),
+        Setting("Context", "tokens; 0 = auto", is_basic=True, is_option=True, option="--ctx"),
     ] = msgspec.field(default=0, name="ctx")
-    n_batch: Annotated[
-        _Tokens, Setting("Batch size", "prompt tokens per decode call", help="Prompt tokens per batch.")
-    ] = msgspec.field(default=512, name="batch")
+    n_batch: Annotated[_Tokens, Setting("Batch size", "prompt tokens per decode call", is_option=True)] = msgspec.field(
+        default=512, name="batch"
+    )
     n_ubatch: Annotated[_Tokens, Setting(about="prompt tokens per graph, at most the batch size")] = msgspec.field(
         default=512, name="ubatch"
     )
     flash_attn: Annotated[
-        FlashAttention, Setting("Flash attention", "less memory traffic at long context", help="Flash attention.")
+        FlashAttention, Setting("Flash attention", "less memory traffic at long context", is_option=True)
     ] = "auto"
     type_k: Annotated[
-        CacheType,
-        Setting("KV cache type, K", "q8_0 halves the KV cache, and prefill at 4k", help="KV cache type of K."),
+        CacheType, Setting("KV cache type, K", "q8_0 halves the KV cache, and prefill at 4k", is_option=True)
     ] = msgspec.field(default="f16", name="cache_type_k")
-    type_v: Annotated[
-        CacheType, Setting("KV cache type, V", "below f16 it needs flash attention", help="KV cache type of V.")
-    ] = msgspec.field(default="f16", name="cache_type_v")
+    type_v: Annotated[CacheType, Setting("KV cache type, V", "below f16 it needs flash attention", is_option=True)] = (
+        msgspec.field(default="f16", name="cache_type_v")
+    )
     load_mode: Annotated[
-        LoadMode,
-        Setting(
-            "Load mode",
-            "mmap starts at once; read copies the file into memory",
-            help="Memory-map the model file, or read it into memory.",
-        ),
+        LoadMode, Setting("Load mode", "mmap starts at once; read copies the file into memory", is_option=True)
     ] = "mmap"
-    mlock: Annotated[
-        bool,
-        Setting("Lock memory", "keep the weights from being swapped out", help="Lock the model in memory (mlock)."),
-    ] = False
+    mlock: Annotated[bool, Setting("Lock memory", "keep the weights from being swapped out", is_option=True)] = False
     use_repack: Annotated[bool, Setting("Repack weights", "faster kernels, but a second copy in memory")] = (
         msgspec.field(default=True, name="repack")
     )
     kernels: Annotated[
-        Kernels,
-        Setting(
-            "Kernels",
-            "auto = cpuchat's where they are measured to be faster",
-            help="Kernels: auto for cpuchat's (x86 with AVX2), for each type of weights for which they are faster.",
-        ),
+        Kernels, Setting("Kernels", "auto = cpuchat's where they are measured to be faster", is_option=True)
     ] = "auto"
     poll: Annotated[
         int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep, 0 to 100")
@@ -85,7 +69,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         Setting(
             "CPU module",
             "of an engine from a wheel; auto = the engine's choice, or what tune found",
-            help="Module of the engine, such as haswell; auto: the engine's choice, or what `cpuchat tune` found.",
+            is_option=True,
             metavar="NAME",
         ),
     ] = "auto"
@@ -97,10 +81,5 @@ class DraftOptions(msgspec.Struct, kw_only=True):
     depth: Annotated[
         int,
         Meta(ge=0, le=31),
-        Setting(
-            "Draft depth",
-            "tokens drafted per pass; 0 = adaptive",
-            option="--draft-depth",
-            help="Draft depth in tokens, 1 to 31; 0 = adaptive.",
-        ),
+        Setting("Draft depth", "tokens drafted per pass; 0 = adaptive", is_option=True, option="--draft-depth"),
     ] = 0

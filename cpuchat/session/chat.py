@@ -6,16 +6,11 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from cpuchat.base.errors import ChatsError, CpuchatError
-from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.base.text import clean_line
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
-from cpuchat.config.presets import Preset
 from cpuchat.config.servers import Source, is_url, source
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import (
@@ -31,10 +26,9 @@ from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
-from cpuchat.session.preset import reasoning_of
+from cpuchat.session.options import reasoning_of
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
-from cpuchat.tools.folder import Folder
 from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
 from cpuchat.tools.servers import ToolServer
 
@@ -67,13 +61,11 @@ class ChatSession:
         """Messages to send, the next one first."""
         self.background: list[Background] = []
         self.tools = ToolLoop(Toolbox(()), self._ask_approval)
-        """What answers may call: files in `tool_folder`, and the MCP servers. The answer that runs may have it."""
-        self.tool_folder: Folder | None = None
+        """What answers may call. The answer that runs may have it."""
         self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
         self.leaving = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
-        conversation.preset.of_new_chats = lambda: conversation.settings.chat.preset
         conversation.on_save_problem = lambda: self.listen(events.Changed("saving"))
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
@@ -278,7 +270,7 @@ class ChatSession:
             self.listen(events.Changed("ceilings"))
 
     def find_model(self, name: str) -> Source:
-        """Return the model that a preset or the user names; reads files. Raises ModelNotFound, UsageError."""
+        """Return the model that the user names; reads files. Raises ModelNotFound, UsageError."""
         library = self.conversation.library or Library(self.conversation.settings.model.folders)
         return source(name) if is_url(name) else library.resolve(name)
 
@@ -343,7 +335,7 @@ class ChatSession:
         if self.refuse_while_busy("continue the answer"):
             return
         if not self.history.is_unfinished:
-            self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
+            self.tell("Nothing to continue. Only an answer that was stopped or cut off can be.")
         elif not self._refuse_without_model():
             self._run(Activity.ANSWERING, self._answer(self.conversation.continue_answer(), continues=True))
 
@@ -361,9 +353,6 @@ class ChatSession:
     ) -> Failed | None:
         """Pass an answer on; returns why its question had no room. A message that was not stored is returned."""
         before, conversation = self.history.question, self.conversation
-        if message is not None and conversation.chat is None:
-            with contextlib.suppress(CpuchatError):  # the answer fails with it
-                await conversation.preset.find()
         if inspect.isawaitable(begun := self.listen(events.AnswerBegun(message, continues))):
             await begun
         last = await self._stream(answer, stores=True)
@@ -478,14 +467,6 @@ class ChatSession:
         if self._approval is not None and not self._approval.done():
             self._approval.set_result(choice)
 
-    def offer_folder(self, path: Path | None) -> None:
-        """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
-        folder = Folder(path) if path is not None else None
-        if self.tool_folder is not None:
-            self.tool_folder.release()
-        self.tool_folder = folder
-        self._offer_tools()
-
     async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
         self.tell(f"Starting the MCP server {name}…")
@@ -510,10 +491,9 @@ class ChatSession:
             self.tell_offered(f"MCP server {name} ended.")
 
     def _offer_tools(self) -> None:
-        sources = (*([self.tool_folder] if self.tool_folder is not None else []), *self.tool_servers.values())
-        self.tools.toolbox.sources = sources
+        self.tools.toolbox.sources = tuple(self.tool_servers.values())
         self.tools.toolbox.collect()
-        self.conversation.tools = self.tools if sources else None
+        self.conversation.tools = self.tools if self.tool_servers else None
         self.listen(events.Changed("tools"))
 
     def tell_offered(self, text: str) -> None:
@@ -579,30 +559,9 @@ class ChatSession:
         self.listen(events.Changed("chats"))
         return deleted
 
-    async def edit(self, message_id: int, text: str) -> None:
-        """Save another text of a summary in its place, or of an answer as another branch. Raises ChatsError."""
-        message = next(one for one in self.messages if one.id == message_id)
-        if message.is_summary:
-            try:
-                await self.history.edit_summary(message_id, text)
-                self.tell("Summary saved.")
-            finally:  # as it is stored
-                self.listen(events.ChatOpened(is_branch=True))
-        elif message.content.strip() != text:
-            edited = await self.history.edit_answer(message_id, text)
-            self.listen(events.ChatOpened(edited.id, is_branch=True))
-            self.tell("Saved as a new branch. Alt+R continues it.")
-
     async def rename(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""
         await self.history.rename(chat_id, title)
-        self.listen(events.Changed("chats"))
-
-    async def pin(self, chat_id: str) -> None:
-        """List a chat before all others, or no longer. Raises ChatsError."""
-        pinned = not (await self.history.stored_chat(chat_id)).pinned
-        await self.history.pin(chat_id, pinned)
-        self.tell("Pinned: it is listed first." if pinned else "Unpinned.")
         self.listen(events.Changed("chats"))
 
     @property
@@ -629,32 +588,20 @@ class ChatSession:
         await self.conversation.open_chat(self.chat_id, siblings[at])
         self.listen(events.ChatOpened(siblings[at], is_branch=True))
 
-    # Presets
-
-    async def use_preset(self, preset: Preset | None) -> None:
-        """Use a preset from the next answer on; its model is loaded. Raises CpuchatError."""
-        before = self.system_prompt
-        await self.conversation.preset.choose(preset)
-        self._show_options(before)
-        name = clean_line(preset.name) if preset is not None else ""
-        self.tell(f"Preset from the next answer on: {name}." if name else "No preset from the next answer on.")
-        if preset is not None and preset.model:
-            model = await run_in_daemon_thread(partial(self.find_model, preset.model))
-            if model != self.loaded_source:
-                self.load(model)
+    # What the chat is answered with
 
     @property
     def system_prompt(self) -> str:
         """Return the system prompt of the open chat, or of the next one."""
         chat = self.conversation.chat
-        return chat.effective_system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
+        return chat.system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
 
     async def set_system_prompt(self, text: str) -> None:
         """Set the system prompt from the next answer on, and say what the change costs. Raises CpuchatError."""
         conversation, before = self.conversation, self.system_prompt
         if text == before:
             return
-        await conversation.preset.set_system_prompt(text)
+        await conversation.options.set_system_prompt(text)
         self._show_options(before)
         said = "System prompt set for this chat." if text else "This chat has no system prompt now."
         if n_past := self.history.n_past:
@@ -665,7 +612,7 @@ class ChatSession:
 
     async def set_reasoning(self, choice: str) -> None:
         """Set whether the chat's model reasons: on, off, default or a token limit. Raises UsageError, ChatsError."""
-        await self.conversation.preset.set_reasoning(*reasoning_of(choice))
+        await self.conversation.options.set_reasoning(*reasoning_of(choice))
         self._show_options(self.system_prompt)
 
     def _show_options(self, before: str) -> None:

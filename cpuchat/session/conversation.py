@@ -47,7 +47,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.session.activity import Activity, ActivityOwner
-from cpuchat.session.preset import ChatPreset
+from cpuchat.session.options import ChatOptions
 from cpuchat.telemetry.meter import ChatFigures, Meter, ReasoningTime
 
 if TYPE_CHECKING:  # not needed before the first paint
@@ -104,7 +104,7 @@ class Conversation:
         self.clock = time.monotonic
         self.on_save_problem: Callable[[], object] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
-        self.preset = ChatPreset(self.history)
+        self.options = ChatOptions(self.history)
         self.activity = ActivityOwner()
         self._path: Source | None = None
         self._name = ""
@@ -135,8 +135,10 @@ class Conversation:
 
     @property
     def chosen(self) -> Settings:
-        """Return the settings with what tuning found for the loaded model and with the chat's preset."""
-        return self.preset.applied_to(self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings)
+        """Return the settings with what tuning found for the loaded model and those of the chat."""
+        return self.options.applied_to(
+            self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings
+        )
 
     @property
     def in_effect(self) -> Settings:
@@ -171,7 +173,7 @@ class Conversation:
         """Start a new chat, which is stored with its first message. A running load continues."""
         self.activity.refuse_while_answering()
         self.history.clear()
-        self.preset.forget_choice()
+        self.options.forget_choice()
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
@@ -282,12 +284,10 @@ class Conversation:
             CpuchatError: as `attach`; the message was not sent.
             ChatsError: the message could not be saved, and was not sent.
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
-            UsageError, SettingsError: the preset of new chats does not exist or is not valid.
         """
 
         async def add() -> list[StoredMessage]:
-            kept = await self.preset.of_chat(self.settings)
-            return await self.history.add_question(text, self.model_name, attach, **kept)
+            return await self.history.add_question(text, self.model_name, attach, **self.options.of_chat(self.settings))
 
         return self._answer(add, {"stop": stop, "grammar": grammar, "json_schema": json_schema})
 
@@ -296,7 +296,7 @@ class Conversation:
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
     def continue_answer(self) -> AsyncGenerator[AnyEvent, None]:
-        """Let the model go on with the last answer, which was stopped, cut off or edited. Raises as `send`."""
+        """Let the model go on with the last answer, which was stopped or cut off. Raises as `send`."""
         return self._answer(self.history.up_to_answer, {"continues": True})
 
     def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
@@ -316,13 +316,16 @@ class Conversation:
         if covered and covered[-1].role == "user":
             covered = covered[:-1]
         if covered and covered[-1].is_summary:
-            raise UsageError("The chat is summarized already.", "Shorten the summary (F4 on it), or raise the context.")
+            raise UsageError(
+                "The chat is summarized already.",
+                "Delete the summary (D on it), or raise the context.",
+            )
         if chat is None or not covered:
             raise UsageError("There is nothing to summarize.", "Send a message first.")
         longest = _LONGEST_SUMMARY
         if model is not None and model.n_ctx:
             longest = min(longest, max(model.n_ctx // _SHARE, 64))
-        said, task = request_messages(chat.effective_system_prompt, covered), Message(role="user", content=_SUMMARIZE)
+        said, task = request_messages(chat.system_prompt, covered), Message(role="user", content=_SUMMARIZE)
         request = Generate(  # which continues the chat, so that its KV cache serves it
             messages=(*said, task),
             reasoning=False,
@@ -377,7 +380,7 @@ class Conversation:
         with self.activity.streaming(Activity.ANSWERING):
             messages = await prepare()
             request = self._request(messages, more or {})
-            settings = AnswerSettings.of(request, self.model, self.default_sampling, self.preset.current)
+            settings = AnswerSettings.of(request, self.model, self.default_sampling)
             history.begin_answer(messages, self.model_name, settings)
             self._start_meter()
             if self.tools is None or request.continues or self.activity.is_stopping:
@@ -436,7 +439,7 @@ class Conversation:
         keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
         self.kept_all = keeps_all and not more.get("continues")  # else summarizing makes room, and answers again
         return Generate(
-            messages=request_messages(self.chat.effective_system_prompt, messages),
+            messages=request_messages(self.chat.system_prompt, messages),
             **self.in_effect.sampling.request_options(),
             **self.in_effect.chat.request_options(),
             when_full="refuse_early" if keeps_all else "drop",

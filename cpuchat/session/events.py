@@ -44,7 +44,7 @@ class Changed:
     another title or place in the list. `saving`: the answer cannot be saved (`AnswerSaver.problem`), or is saved
     now. `question`: it is stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it.
     `ceilings`: the meter has those of a newer measurement. `tools`: others are offered. `options`: the chat has another
-    preset, system prompt or reasoning.
+    system prompt or reasoning.
     """
 
     what: Literal["state", "queue", "chats", "saving", "question", "model", "ceilings", "tools", "options"]

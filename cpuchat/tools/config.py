@@ -15,12 +15,20 @@ from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError
 from cpuchat.config.settings import explained
-from cpuchat.tools.loop import CALL_SECONDS
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "APPDATA", "USERPROFILE")
 """Variables that servers get, beside those of the file: no tokens that happen to be set."""
+
+CALL_SECONDS = 60.0
+"""A call that takes longer is stopped, unless its server's `timeout` says otherwise."""
+START_SECONDS = 30.0
+"""The first start of a server may download it (npx, uvx)."""
+LONGEST_MESSAGE = 4_000_000
+"""A server that writes more bytes in one message is ended."""
+MAX_TOOLS = 128
+"""They are in every prompt. Those that come after are not offered."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 

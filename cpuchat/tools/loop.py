@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -31,20 +31,16 @@ from cpuchat.protocol.messages import (
     ToolResult,
 )
 from cpuchat.protocol.timings import Timings
+from cpuchat.tools.config import MAX_TOOLS
+
+if TYPE_CHECKING:
+    from cpuchat.tools.servers import ToolServer
 
 Choice = Literal["once", "chat", "refuse"]
 
 
 Count = Callable[[str], Awaitable[int | None]]
 """Counts the tokens of a text; None: it cannot."""
-CALL_SECONDS = 60.0
-"""A call that takes longer is stopped, unless its server's `timeout` says otherwise."""
-START_SECONDS = 30.0
-"""The first start of a server may download it (npx, uvx)."""
-LONGEST_MESSAGE = 4_000_000
-"""A server that writes more bytes in one message is ended."""
-MAX_TOOLS = 128
-"""They are in every prompt. Those that come after are not offered."""
 MAX_ROUNDS = 20
 """Answers with calls to one question."""
 _MAX_REPEATS = 2
@@ -115,32 +111,12 @@ _LONGEST_NAME = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-class ToolSource(Protocol):
-    """Has tools, and runs them. `timeout` is in seconds, for one call."""
-
-    @property
-    def tools(self) -> Sequence[Tool]: ...
-
-    @property
-    def timeout(self) -> float: ...
-
-    async def ready(self) -> None:
-        """Make sure that calls can be run; `tools` may be others afterwards. Raises CpuchatError."""
-
-    async def run(self, call: ToolCall) -> ToolResult:
-        """Run a call of one of `tools`. When it is cancelled, what it started is stopped, or ends soon by itself."""
-        ...
-
-    async def close(self) -> None:
-        """Give up what it holds; it is not used again."""
-
-
 class Toolbox:
-    """Offers the tools of several sources under names that are unique and that every template and server takes."""
+    """Offers the tools of several servers under names that are unique and that every template and engine takes."""
 
-    def __init__(self, sources: Sequence[ToolSource]) -> None:
+    def __init__(self, sources: Sequence[ToolServer]) -> None:
         self.sources = tuple(sources)
-        self._owners: dict[str, tuple[ToolSource, Tool]] = {}
+        self._owners: dict[str, tuple[ToolServer, Tool]] = {}
         self.tools: tuple[Tool, ...] = ()
         """As they are offered: their names may differ from those of their sources."""
         self.collect()
@@ -177,7 +153,7 @@ class Toolbox:
                 offered.append(msgspec.structs.replace(tool, name=name))
         self.tools = tuple(offered)
 
-    def offered(self, source: ToolSource) -> list[Tool]:
+    def offered(self, source: ToolServer) -> list[Tool]:
         """Return those tools of a source that are offered: no more than MAX_TOOLS of all sources are."""
         return [tool for owner, tool in self._owners.values() if owner is source]
 

@@ -33,8 +33,7 @@ from cpuchat.base.processes import exit_reason, kill_group, last_output
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import size
-from cpuchat.tools.config import KEPT, ToolServerConfig
-from cpuchat.tools.loop import LONGEST_MESSAGE, MAX_TOOLS
+from cpuchat.tools.config import KEPT, LONGEST_MESSAGE, MAX_TOOLS, ToolServerConfig
 
 _LONGEST_DESCRIPTION = 4_000
 _LONGEST_NAME = 128  # characters: modelcontextprotocol.io, specification, server/tools

@@ -14,8 +14,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ToolServerFailed
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
-from cpuchat.tools.config import ToolServerConfig
-from cpuchat.tools.loop import START_SECONDS
+from cpuchat.tools.config import START_SECONDS, ToolServerConfig
 
 if TYPE_CHECKING:
     from cpuchat.tools.mcp_client import McpSession
@@ -25,9 +24,10 @@ _LONGEST_REASON = 300
 
 
 class ToolServer:
-    """One server; see `loop.ToolSource`. Use it from one event loop.
+    """One server. Use it from one event loop.
 
-    `tools` are those that it offered when it ran last. `problem` is why it does not run; None when nothing is wrong.
+    `timeout` is in seconds, for one call. `tools` are those that it offered when it ran last. `problem` is why it does
+    not run; None when nothing is wrong.
     """
 
     def __init__(self, name: str, server: ToolServerConfig) -> None:

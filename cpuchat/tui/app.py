@@ -59,7 +59,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
         sources: where the settings come from.
-        tools_folder: in which the model may read files.
         tool_servers: MCP servers to start.
     """
 
@@ -82,7 +81,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         downloads: Opener = open_downloads,
         key_ring: KeyRing | None = None,
         sources: SettingSources | None = None,
-        tools_folder: Path | None = None,
         tool_servers: Mapping[str, ToolServerConfig | SettingsError] | None = None,
     ) -> None:
         self._gate = Gate()
@@ -92,7 +90,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.conversation = conversation
         self.services = Services(self, conversation, library, downloads, key_ring, sources)
         self.services.show_theme, self.services.keys_held = self.show_theme, self.keys_held
-        self.services.tools_folder = tools_folder
         self.services.tool_servers = tool_servers or {}
         self.saved = True
         """False if the last answer could not be saved at exit."""

@@ -142,8 +142,6 @@ class Services:
         """Describes the machine for an empty chat. Slow: call it in a thread."""
         self.first_run = not paths.state_file().exists()
         """The app has not remembered anything yet: an empty chat shows how to begin."""
-        self.tools_folder: Path | None = None
-        """In which the model may read files from the start."""
         self.tool_servers: Mapping[str, ToolServerConfig | SettingsError] = {}
         """MCP servers to start with the chat."""
         self.leaving = False

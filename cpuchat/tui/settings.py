@@ -7,7 +7,6 @@ checked as it is typed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -22,10 +21,9 @@ from textual.widgets import Checkbox, Input, Select, Static, TabbedContent, TabP
 
 from cpuchat.base import paths
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import CpuchatError, SettingsError
+from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.config import settings as settings_file
-from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import DECLARED, DeclaredSetting, Settings, value_of, with_changes
 from cpuchat.telemetry import units
@@ -33,7 +31,7 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
-Kind = Literal["switch", "choice", "theme", "preset", "whole", "number", "line", "text", "lines"]
+Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "lines"]
 
 TABS: dict[str, str] = {
     "Basics": "",
@@ -83,8 +81,7 @@ class Field(DeclaredSetting):
             case msgspec.inspect.ListType():
                 kind = "lines"
             case _:
-                named: dict[str, Kind] = {"ui.theme": "theme", "chat.preset": "preset"}
-                kind = named.get(key, "text" if declared.name.endswith("prompt") else "line")
+                kind = "theme" if key == "ui.theme" else "text" if declared.name.endswith("prompt") else "line"
         return cls(**vars(declared), kind=kind, choices=choices, low=low, high=high)
 
     @property
@@ -107,7 +104,7 @@ class Field(DeclaredSetting):
             return ""
         if self.kind == "lines":
             return "\n".join(value)
-        if self.kind in ("switch", "choice", "theme", "preset", "line", "text"):
+        if self.kind in ("switch", "choice", "theme", "line", "text"):
             return value
         return f"{value:g}" if self.kind == "number" else str(value)
 
@@ -195,26 +192,16 @@ class SettingRow(Horizontal):
         match field.kind:
             case "switch":
                 yield OnOff(bool(shown), classes="editor")
-            case "choice" | "theme" | "preset":
+            case "choice" | "theme":
                 # Not as markup: config.toml may name a theme of any characters.
-                options = [(Content(clean_line(words)), name) for name, words in self._choices(shown).items()]
+                known = field.choices or sorted({*self._themes, shown, field.default})
+                options = [(Content(clean_line(name)), name) for name in known]
                 yield Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
             case "text" | "lines":
                 yield TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
             case _:
                 yield Input(str(shown), placeholder=self.unset, compact=True, classes="editor", select_on_focus=True)
         yield Static(self._about, classes="about", markup=False)
-
-    def _choices(self, chosen: str) -> dict[str, str]:
-        """Return what can be chosen, with the words for each; the preset or theme that is may be gone."""
-        if self.field.kind == "choice":
-            return {name: name for name in self.field.choices}
-        if self.field.kind == "theme":
-            return {name: name for name in sorted({*self._themes, chosen, self.field.default})}
-        known = {"": "none"}
-        with contextlib.suppress(SettingsError):  # a damaged file; choosing a preset says so
-            known |= {name: name for name in load_presets()}
-        return known if chosen in known else known | {chosen: f"{chosen} (missing)"}
 
     @property
     def _about(self) -> str:
@@ -327,12 +314,9 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
         facts.append(row.unset if "default" in row.unset else f"default {row.unset or field.default_shown}")
         if source := self._sources.get(field.key):
             facts.append(source)
-        preset = self._services.conversation.preset
-        used = value_of(preset.applied_to(self._settings), field.key)
+        used = value_of(self._services.conversation.options.applied_to(self._settings), field.key)
         if used != value_of(self._settings, field.key):
-            own = {"chat.reasoning": preset.reasoning[0] or None, "chat.reasoning_budget": preset.reasoning[1]}
-            by = " by its preset" if own.get(field.key) is None else ""
-            facts.append(f"{clean_line(str(field.shown(used)))} in this chat{by}")
+            facts.append(f"{clean_line(str(field.shown(used)))} in this chat")
         hint.update(" · ".join(facts))
 
     @on(Input.Changed)

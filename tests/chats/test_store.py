@@ -257,11 +257,11 @@ def test_a_place_that_cannot_be_used_says_so(tmp_path):
 
 def test_the_first_letter_of_a_word_finds_what_is_stored_now(store):
     first, second = store.create_chat("m"), store.create_chat("m")
-    gone = store.add_message(first.id, "user", "Ürümqi")
+    changed = store.add_message(first.id, "assistant", "Ürümqi")
     store.add_message(second.id, "user", "about umbrellas")
     store.add_message(second.id, "user", "a plum")
     assert [hit.id for hit in store.search("u")] == [second.id, first.id]
-    store.set_content(store.chat(first.id), gone.id, "elsewhere")
+    store.update_message(changed.id, content="elsewhere")
     (hit,) = store.search("ü")
     assert [one.text for one in hit.excerpts] == ["about umbrellas"]
 

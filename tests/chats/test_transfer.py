@@ -148,7 +148,7 @@ def test_cut_emoji_are_imported_as_question_marks(store: ChatStore, tmp_path: Pa
     file = tmp_path / "cpuchat.json"
     message = {"id": 1, "role": "user", "content": "A pair: \ud83d\ude00, a half: \udc4d", "model": "\udcff"}
     message["attachments"] = [{"title": "\ud83d", "text": "\ud83d"}]
-    chat = {"id": "a", "title": "\ud83d", "preset": {"name": "\ud83d"}, "messages": [message]}
+    chat = {"id": "a", "title": "\ud83d", "messages": [message]}
     file.write_text(json.dumps({"format": "cpuchat-chats", "version": 1, "chats": [chat]}), encoding="utf-8")
     found = added(store, file)
     assert (found.title, found.messages[0].content) == ("?", "A pair: 😀, a half: ?")

@@ -1,4 +1,4 @@
-"""Tests `ask --tools-folder`: what the model is offered, what it reads, and who allowed it."""
+"""Tests `ask --tools` and the same in a plain chat: what the model is offered, what it calls, and who allowed it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
 from cpuchat.cli.session import Session
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config.settings import Settings
 from tests.cli.program import run, run_process
+from tests.support.looking import configure
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
 
 
 async def _answer(reply: Reply) -> None:
-    """Call read_file first; then say what it returned."""
+    """Call look first; then say what it returned."""
     await reply.head()
     told = [one for one in reply.asked.body["messages"] if one["role"] == "tool"]
     if told:
@@ -31,7 +30,7 @@ async def _answer(reply: Reply) -> None:
         return
     await reply.text("I will look.")
     for part in ('{"path": ', '"notes.md"}'):
-        function = {"name": "read_file", "arguments": part}
+        function = {"name": "look", "arguments": part}
         delta = {"tool_calls": [{"index": 0, "id": "x", "function": function}]}
         await reply.event({"id": "a1", "choices": [{"index": 0, "delta": delta}]})
     await reply.finish("tool_calls")
@@ -40,23 +39,24 @@ async def _answer(reply: Reply) -> None:
 @pytest.mark.parametrize(
     ("options", "said", "noted"),
     [
-        (("--allow-tools",), "It says: the content", "the model calls read_file(path: notes.md)"),
+        (("--allow-tools",), "It says: seen", "the model calls look(path: notes.md)"),
         ((), "It says: The user refused this call.", "no terminal to ask for approval (--allow-tools allows it)"),
     ],
 )
-async def test_a_model_reads_a_file_if_that_is_allowed(
+async def test_a_model_calls_a_tool_if_that_is_allowed(
     tmp_path: Path, options: tuple[str, ...], said: str, noted: str
 ) -> None:
-    (tmp_path / "notes.md").write_text("the content\n")
+    configure(tmp_path, "noise", "malformed")
     async with remote_server(answer=_answer) as server:
-        arguments = "ask", "--server", server.url, "--tools-folder", str(tmp_path), *options, "What is in it?"
+        arguments = "ask", "--server", server.url, "--tools", "noise", *options, "What is in it?"
         done = await asyncio.to_thread(run_process, *arguments, stdin="")
         first, second = (chat.body for chat in server.chats())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"I will look.\n\n{said}") and noted in done.stderr
-    assert [tool["function"]["name"] for tool in first["tools"]] == ["read_file", "list_folder", "search"]
+    assert "DEBUG" not in done.stderr
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["look"]
     call, result = second["messages"][-2:]
-    assert call["tool_calls"][0]["function"] == {"name": "read_file", "arguments": '{"path": "notes.md"}'}
+    assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"path": "notes.md"}'}
     assert (result["role"], result["tool_call_id"]) == ("tool", call["tool_calls"][0]["id"])
 
 
@@ -64,10 +64,9 @@ async def test_a_model_reads_a_file_if_that_is_allowed(
     ("arguments", "reason"),
     [
         (("--allow-tools",), "--allow-tools without tools"),
-        (("--tools-folder", "/gone"), "Cannot open the folder /gone"),
         (("--tools", "files"), "There are no MCP servers in"),
-        (("--raw", "--tools-folder", "/tmp"), "--tools-folder cannot be used with --raw"),
-        (("--json-schema", "SCHEMA", "--tools-folder", "/tmp"), "--tools-folder cannot be used with --json-schema"),
+        (("--raw", "--tools", "files"), "--tools cannot be used with --raw"),
+        (("--json-schema", "SCHEMA", "--tools", "files"), "--tools cannot be used with --json-schema"),
     ],
 )
 def test_options_that_offer_nothing_are_refused(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
@@ -78,10 +77,10 @@ def test_options_that_offer_nothing_are_refused(tmp_path: Path, arguments: tuple
 
 
 async def test_a_plain_chat_asks_before_a_call_and_tells_of_it_later(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("the content\n")
+    configure(tmp_path, "noise")
 
     def chat(url: str) -> str:
-        terminal = Terminal(["--plain", "--server", url, "--tools-folder", str(tmp_path)], rows=40, home=tmp_path)
+        terminal = Terminal(["--plain", "--server", url, "--tools", "noise"], rows=40, home=tmp_path)
         try:
             terminal.wait_for("You:")
             terminal.type("What is in it?")
@@ -89,11 +88,11 @@ async def test_a_plain_chat_asks_before_a_call_and_tells_of_it_later(tmp_path: P
             terminal.wait_for("Run it?")
             terminal.type("y")
             terminal.press("enter")
-            terminal.wait_for("It says: the content")
+            terminal.wait_for("It says: seen")
             terminal.wait_for("first token")
             terminal.type("/history")
             terminal.press("enter")
-            terminal.wait_for("The model called read_file(path: notes.md).")
+            terminal.wait_for("The model called look(path: notes.md).")
             later = terminal.text.rpartition("/history")[2]
             assert later.index(": I will look.") < later.index("The model called") < later.index(": It says")
             return terminal.text
@@ -102,11 +101,12 @@ async def test_a_plain_chat_asks_before_a_call_and_tells_of_it_later(tmp_path: P
 
     async with remote_server(answer=_answer) as server:
         shown = await asyncio.to_thread(chat, server.url)
-    assert "read_file (built in, only reads)\npath: notes.md" in shown and "·" not in shown
+    assert "look (server noise, says that it only reads; it gets these arguments)\npath: notes.md" in shown
+    assert "·" not in shown
 
 
 async def test_ask_drops_what_was_typed_before_it_asked(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("the content\n" * 30)
+    configure(tmp_path, "noise")
     typed = asyncio.Event()
 
     async def answer(reply: Reply) -> None:
@@ -116,12 +116,12 @@ async def test_ask_drops_what_was_typed_before_it_asked(tmp_path: Path) -> None:
         await reply.text("I will look.")
         await typed.wait()
         arguments = json.dumps({"text": "line\n" * 30 + "path: here", "path": "notes.md"})
-        call = {"index": 0, "id": "x", "function": {"name": "search", "arguments": arguments}}
+        call = {"index": 0, "id": "x", "function": {"name": "look", "arguments": arguments}}
         await reply.event({"id": "a1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
         await reply.finish("tool_calls")
 
     def ask(url: str, loop: asyncio.AbstractEventLoop) -> str:
-        arguments = ["ask", "--server", url, "--tools-folder", str(tmp_path), "What is in it?"]
+        arguments = ["ask", "--server", url, "--tools", "noise", "What is in it?"]
         terminal = Terminal(arguments, rows=60, home=tmp_path)
         try:
             terminal.wait_for("I will look.")
@@ -140,64 +140,31 @@ async def test_ask_drops_what_was_typed_before_it_asked(tmp_path: Path) -> None:
     async with remote_server(answer=answer) as server:
         shown = await asyncio.to_thread(ask, server.url, asyncio.get_running_loop())
     assert "It says: The user refused this call." in shown
-    assert "only reads)\n2 arguments: text, path\npath: notes.md\ntext:\n│ line\n" in shown
+    assert "these arguments)\n2 arguments: text, path\npath: notes.md\ntext:\n│ line\n" in shown
     assert "│ path: here\nRun it? " in shown
-
-
-HOSTILE = Path(__file__).parent.parent / "support" / "hostile_server.py"
-
-
-def configure(folder: Path, *ways: str) -> None:
-    """Write mcp.json with servers of `hostile_server.py`, and one that is not valid."""
-    servers: dict[str, Any] = {
-        way: {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), way, str(folder / way)]} for way in ways
-    }
-    file = paths.tool_servers_file()
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"mcpServers": {**servers, "remote": {"url": "http://127.0.0.1"}}}))
-
-
-async def test_a_model_calls_the_tool_of_a_server(tmp_path: Path) -> None:
-    configure(tmp_path, "noise", "malformed")
-
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        told = [one for one in reply.asked.body["messages"] if one["role"] == "tool"]
-        if told:
-            await reply.text(f"It was {told[-1]['content']}")
-        else:
-            call = {"index": 0, "id": "x", "function": {"name": "look", "arguments": "{}"}}
-            await reply.event({"id": "a1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
-        await reply.finish()
-
-    async with remote_server(answer=answer) as server:
-        arguments = "ask", "--server", server.url, "--tools", "noise", "--allow-tools", "What is in it?"
-        done = await asyncio.to_thread(run_process, *arguments, stdin="")
-    assert done.returncode == 0 and done.stdout.startswith("It was seen"), done.stderr
-    assert "the model calls look()" in done.stderr and "DEBUG" not in done.stderr
 
 
 def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure(tmp_path, "noise")
+    configure(tmp_path, "noise", remote={"url": "http://127.0.0.1"})
     done = run("ask", "--tools", "remote", "Hello")
     assert done.returncode == 2 and "a server at an address" in done.stderr
     monkeypatch.setitem(sys.modules, "cpuchat.tools.mcp_client", None)
     done = run("ask", "--tools", "noise", "Hello")
     assert done.returncode == 25 and 'uv tool install ".[tools]"' in done.stderr
-    tools = tool_loop(None, ["all"], TerminalOutput())
+    tools = tool_loop(["all"], TerminalOutput())
     assert tools is not None and [source.timeout for source in tools.toolbox.sources] == [60.0]
     assert "mcpServers.remote: a server at an address" in capfd.readouterr().err
     with pytest.raises(SettingsError, match="a server at an address"):
-        tool_loop(None, ["noise", "remote"], TerminalOutput())
+        tool_loop(["noise", "remote"], TerminalOutput())
 
 
 async def test_tools_that_are_left_out_are_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     configure(tmp_path, "many")
     terminal = TerminalOutput(quiet=True)
     session = Session(Settings(), terminal)
-    await start_tools(tool_loop(str(tmp_path), ["many"], terminal), session.conversation, terminal)
+    await start_tools(tool_loop(["many"], terminal), session.conversation, terminal)
     await session.conversation.close()
-    told = "cpuchat: At most 128 tools are offered: 125 of 200 of server many.\n"
+    told = "cpuchat: At most 128 tools are offered: 128 of 200 of server many.\n"
     assert capfd.readouterr().err == told

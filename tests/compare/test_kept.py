@@ -83,7 +83,7 @@ async def test_the_times_of_tokens_and_the_agreement_are_kept(tmp_path: Path) ->
     assert [list(one.written.tokens()) for one in again.answers] == [list(one.written.tokens()) for one in done.answers]
     assert again.answers[0].written.drafters == ("", "draft", "")
     assert again.agreement is not None and again.agreement.answers == done.agreement.answers
-    store.set_content(store.chat(kept.chat_id), store.messages(kept.chat_id)[1].id, "Edited.")
+    store.update_message(store.messages(kept.chat_id)[1].id, content="Edited.")
     again = opened()
     assert again.answers[0].written.n_tokens == 0 and again.answers[1].written.n_tokens == 2
     assert again.agreement is None

@@ -1,4 +1,4 @@
-"""A setting is declared once: form, command line, config.toml, environment, worker and documentation follow."""
+"""A setting is declared once: form, command line, config.toml, worker and documentation follow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cpuchat.base.setting import Setting
 from cpuchat.protocol import options
 
 class Extended(options.EngineOptions, kw_only=True):
-    turbo_mode: Annotated[int, Meta(ge=0, le=9), Setting("Turbo", "0 = off", help="Turbo of the cores; 0 = off.")] = 4
+    turbo_mode: Annotated[int, Meta(ge=0, le=9), Setting("Turbo", "0 = off", is_option=True)] = 4
 
 options.EngineOptions = Extended
 
@@ -55,7 +55,6 @@ print(json.dumps({
     "option": laid_over({"engine__turbo_mode": 2}).load_options().turbo_mode,
     "source": given_options({"engine__turbo_mode": 2}),
     "file": settings.paths.settings_file().read_text(),
-    "environment": saved.engine.turbo_mode,
     "refused": refused,
     "default": default.load_options().turbo_mode,
     "worker": decode_command(encode(command)[HEADER_SIZE:]).options.turbo_mode,
@@ -65,18 +64,17 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_one_declaration_reaches_form_command_line_file_environment_and_worker(tmp_path: Path) -> None:
-    variables = os.environ | {"CPUCHAT_CONFIG_DIR": str(tmp_path), "CPUCHAT_ENGINE_TURBO_MODE": "8"}
+def test_one_declaration_reaches_form_command_line_file_and_worker(tmp_path: Path) -> None:
+    variables = os.environ | {"CPUCHAT_CONFIG_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=variables, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     arrived = json.loads(done.stdout)
     assert arrived["form"] == ["Turbo"] and arrived["limits"] == "0 to 9"
-    assert "--turbo-mode N Turbo of the cores; 0 = off." in arrived["help"]
+    assert "--turbo-mode N Turbo: 0 = off." in arrived["help"]
     assert arrived["option"] == 2 and arrived["source"] == {"engine.turbo_mode": "--turbo-mode"}
     assert arrived["file"] == "[engine]\nturbo_mode = 7\n"
-    assert arrived["environment"] == 8
     assert "engine.turbo_mode: expected `int` <= 9" in arrived["refused"]
-    assert arrived["default"] == 4 and arrived["worker"] == 8
+    assert arrived["default"] == 4 and arrived["worker"] == 7
     assert arrived["reload"] is True
 
 
@@ -90,7 +88,7 @@ def settings_table() -> str:
             values = "true, false" if is_switch else field.limits or ", ".join(field.choices)
             default = str(one.default).lower() if is_switch else field.default_shown
             about = f"{one.words.label}: {field.about}" if one.words.label else field.about
-            option = f"`{one.option}`" if one.words.help else ""
+            option = f"`{one.option}`" if one.words.is_option else ""
             cells = (f"`{key}`", default, values, about, option)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return _HEAD + "".join(lines)

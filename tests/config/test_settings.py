@@ -74,11 +74,6 @@ def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
         parse(f"[speculation]\n{line}")
 
 
-@pytest.mark.parametrize("value", ["free", "lookup"])
-def test_a_former_drafter_is_the_one_that_does_its_work_now(value: str) -> None:
-    assert parse(f'[speculation]\ndrafters = "{value}"').speculation.drafters == "suffix"
-
-
 def test_an_unknown_key_is_left_out_and_named() -> None:
     file = paths.settings_file()
     file.parent.mkdir(parents=True)
@@ -193,42 +188,14 @@ def test_a_setting_without_a_value_leaves_the_file() -> None:
     assert changed.sampling.sampling() == Sampling()
 
 
-def test_environment_variables_stand_over_the_file_and_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.update({"engine": {"threads": 2, "batch": 64}, "model": {"last": "/seen.gguf"}})
-    monkeypatch.setenv("CPUCHAT_ENGINE_THREADS", "3")
-    monkeypatch.setenv("CPUCHAT_ENGINE_MLOCK", "true")
-    monkeypatch.setenv("CPUCHAT_SAMPLING_TEMPERATURE", "0.5")
-    monkeypatch.setenv("CPUCHAT_MODEL_FOLDERS", "/models, /more")
-    monkeypatch.setenv("CPUCHAT_MODEL_LAST", "")
-    chosen = settings.update({"chat": {"max_tokens": 7}})
-    assert (chosen.engine.threads, chosen.engine.n_batch, chosen.engine.mlock) == (3, 64, True)
-    assert (chosen.sampling.temperature, chosen.model.folders) == (0.5, ["/models", "/more"])
-    assert (chosen.model.last, chosen.chat.max_tokens) == ("/seen.gguf", 7)
-    text = paths.settings_file().read_text()
-    assert "threads = 2" in text and "mlock" not in text
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("CPUCHAT_ENGINE_THREADS", "many"), ("CPUCHAT_ENGINE_THREADS", "-1"), ("CPUCHAT_ENGINE_THREAD", "2"),
-     ("CPUCHAT_SPECULATION_DRAFTERS", "psychic"), ("CPUCHAT_ENGINE_CORES", "some")],
-)  # fmt: skip
-def test_a_wrong_environment_variable_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(SettingsError, match=f"^{variable}: ") as refused:
-        settings.load()
-    assert "regex" not in refused.value.message
-
-
-def test_every_setting_knows_where_its_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_knows_where_its_value_comes_from() -> None:
     settings.update({"engine": {"threads": 2, "batch": 64, "poll": 7}, "model": {"last": "/seen.gguf"}})
-    monkeypatch.setenv("CPUCHAT_ENGINE_BATCH", "32")
     sources = SettingSources(
         given_options({"engine__threads": 3, "engine__memory_policy": "local", "engine__ctx": None})
     )
     assert sources.read() == {
         "engine.threads": "set by --threads",
-        "engine.batch": "set by CPUCHAT_ENGINE_BATCH",
+        "engine.batch": "set in config.toml",
         "engine.poll": "set in config.toml",
         "engine.memory_policy": "set by --memory-policy",
         "model.last": "as in the last run",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,16 +14,15 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ToolServerFailed
 from cpuchat.chats.records import WhenFull
 from cpuchat.chats.store import ChatStore
-from cpuchat.config.presets import Preset
-from cpuchat.config.settings import SamplingSection, Settings
+from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import Failed, GenerationFinished, LoadCancelled, ModelLoaded
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent
-from cpuchat.tools.config import ToolServerConfig
-from tests.support.scripted_backend import MODEL, READ, Gate, ScriptedBackend, answer, calling
+from tests.support.looking import LOOK, server_config
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, calling
 
 FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
 FULL = Failed(code="context_full", message="The context is full.", hint="")
@@ -252,16 +250,15 @@ async def test_a_question_that_is_too_long_by_itself_is_to_be_edited_and_nothing
 
 
 async def test_an_approval_waits_for_the_user_and_ends_with_the_answer(tmp_path: Path) -> None:
-    backend = ScriptedBackend([calling("", READ), answer("Read."), calling("", READ)])
+    backend = ScriptedBackend([calling("", LOOK), answer("Seen."), calling("", LOOK)])
     async with session_of(backend) as (session, heard):
-        (tmp_path / "notes.md").write_text("text")
-        session.offer_folder(tmp_path)
-        session.submit(Outgoing("Read it"))
+        await session.start_server("eyes", server_config(tmp_path))
+        session.submit(Outgoing("Look at it"))
         await until(lambda: session.activity is Activity.AWAITING_APPROVAL)
         assert session.writing
         session.approve("once")
         await session.settled()
-        assert contents(session)[-1] == "Read."
+        assert contents(session)[-1] == "Seen."
         session.approve("once")  # nothing is asked any more
         session.tell_offered("Other tools.")
         assert f"{session.history.n_past:,} tokens will be re-evaluated" in heard.notices
@@ -308,21 +305,18 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
         assert stopped_at[0] == 0 and session.is_idle
 
 
-async def test_chats_are_opened_renamed_pinned_and_left() -> None:
-    async with session_of(ScriptedBackend()) as (session, heard):
+async def test_chats_are_opened_renamed_and_left() -> None:
+    async with session_of(ScriptedBackend()) as (session, _):
         session.submit(Outgoing("Hello"))
         await session.settled()
         chat_id = session.chat_id
         assert chat_id is not None
         await session.rename(chat_id, "Greeting")
-        await session.pin(chat_id)
         session.new()
         assert session.chat_id is None and contents(session) == []
         await session.open(chat_id)
         chat = await session.history.stored_chat(chat_id)
-        assert (chat.title, chat.pinned, session.chat_id) == ("Greeting", True, chat_id)
-        await session.pin(chat_id)
-        assert "Pinned" in heard.notices and "Unpinned" in heard.notices
+        assert (chat.title, session.chat_id) == ("Greeting", chat_id)
 
 
 async def test_a_fork_is_a_chat_of_its_own() -> None:
@@ -349,25 +343,27 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
         assert sorted(titles) == ["First?", "Fork: First?", "Fork: First?"]
 
 
-async def test_an_edited_answer_is_a_branch_and_both_are_deleted_with_the_chat_until_undo() -> None:
+async def test_branches_are_deleted_alone_and_with_the_chat_until_undo() -> None:
     async with session_of(ScriptedBackend()) as (session, heard):
         session.submit(Outgoing("Hello"))
         await session.settled()
-        await session.edit(session.messages[-1].id, "Hello you.")
-        assert contents(session) == ["Hello", "Hello you."] and len(session.branching) == 1
+        first = session.messages[-1].id
+        session.regenerate()
+        await session.settled()
+        assert contents(session) == ["Hello", "Hello there."] and len(session.branching) == 1
         assert await session.delete_message(session.messages[-1].id)
-        assert contents(session) == ["Hello", "Hello there."]
+        assert session.messages[-1].id == first
         assert session.chat_id is not None and await session.delete(session.chat_id)
         assert session.chat_id is None and not await session.history.list_chats()
-        for texts in (["Hello", "Hello there."], ["Hello", "Hello you."]):
+        for n_branching in (0, 1):
             deleted = await session.undo()
             assert deleted is not None
             await session.open(deleted.chat_id, deleted.message_id)
-            assert contents(session) == texts
+            assert contents(session) == ["Hello", "Hello there."] and len(session.branching) == n_branching
         assert await session.undo() is None and "Nothing to undo." in heard.notices
 
 
-async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on() -> None:
+async def test_system_prompt_and_reasoning_hold_from_the_next_answer_on() -> None:
     backend = ScriptedBackend()
     async with session_of(backend) as (session, heard):
         await session.set_system_prompt("Be brief.")
@@ -377,15 +373,10 @@ async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on()
         assert session.system_prompt == backend.requests[-1].messages[0].content == "Be brief."
         await session.set_system_prompt("")
         assert "reads the whole chat again" in heard.notices
-        await session.use_preset(Preset(name="cold", sampling=SamplingSection(temperature=0.1)))
-        session.submit(Outgoing("Again"))
-        await session.settled()
-        assert backend.requests[-1].sampling.temperature == 0.1 and "cold" in heard.notices
 
 
-async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along() -> None:
-    script = str(Path(__file__).parent.parent / "support" / "mcp_server.py")
-    config = ToolServerConfig(command=sys.executable, args=(script,))
+async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along(tmp_path: Path) -> None:
+    config = server_config(tmp_path)
     async with session_of(ScriptedBackend(), load=False) as (session, _):
         first = asyncio.ensure_future(session.start_server("one", config))
         await asyncio.sleep(0)

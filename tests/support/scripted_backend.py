@@ -161,9 +161,6 @@ def answer(
     return steps
 
 
-READ = ToolCall(name="read_file", arguments={"path": "notes.md"})
-
-
 def calling(said: str, *calls: ToolCall) -> list[Step]:
     """Return the events of an answer that ends with calls."""
     *before, finished = answer(said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,7 +23,6 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.timings import Timings
 from cpuchat.tools import loop as limits
-from cpuchat.tools.folder import Folder
 from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
 
 LOOK = ToolCall(name="look", arguments={"at": "it"})
@@ -238,7 +236,7 @@ async def test_a_model_that_writes_nothing_after_its_calls_is_asked_again_withou
     assert isinstance(only, GenerationFinished) and len(quiet.requests) == 1
 
 
-async def test_names_are_unique_and_fit_for_every_template(tmp_path: Path) -> None:
+async def test_names_are_unique_and_fit_for_every_template() -> None:
     one, other, third = Scripted(), Scripted(), Scripted()
     other.tools = [Tool(name="look", source="other eyes"), Tool(name="look at/it", source="x")]
     third.tools = [Tool(name="look", source="other eyes")]
@@ -246,8 +244,3 @@ async def test_names_are_unique_and_fit_for_every_template(tmp_path: Path) -> No
     assert [tool.name for tool in box.tools] == ["look", "other_eyes_look", "look_at_it", "other_eyes_look_2"]
     await box.run(ToolCall(name="look_at_it"))
     assert other.ran[0].name == "look at/it"
-    folder = Folder(tmp_path)
-    (tmp_path / "a.txt").write_text("text")
-    result = await Toolbox([folder]).run(ToolCall(name="read_file", arguments={"path": "a.txt"}))
-    assert result == ToolResult(text="text")
-    folder.release()

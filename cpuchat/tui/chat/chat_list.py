@@ -1,4 +1,4 @@
-"""The chats, pinned ones first, then the newest, with a search box."""
+"""The chats, the newest first, with a search box."""
 
 from __future__ import annotations
 
@@ -60,10 +60,6 @@ class Chats(OptionList):
         if chat_id := self.marked:
             run_on_screen(self, "rename_chat", "", chat_id)
 
-    def action_pin(self) -> None:
-        if chat_id := self.marked:
-            run_on_screen(self, "pin_chat", chat_id)
-
     def action_delete(self) -> None:
         if chat_id := self.marked:
             run_on_screen(self, "delete_chat", chat_id)
@@ -97,7 +93,7 @@ class ChatList(Vertical):
         yield Chats(id="chat-options", compact=True)
 
     def show(self, chats: Sequence[Chat], current: str | None, today: datetime.date | None = None) -> None:
-        """List `chats` (newest first) under their days, pinned ones before them, and mark the open one."""
+        """List `chats` (newest first) under their days, and mark the open one."""
         today = today or datetime.date.today()
         options = self.query_one(Chats)
         # The user's own mark stays while the list is used; another open chat takes it along.
@@ -105,8 +101,8 @@ class ChatList(Vertical):
         self._current = current
         rows: list[Option] = []
         heading = ""
-        for chat in sorted(chats, key=lambda chat: not chat.pinned):
-            if (day := "Pinned" if chat.pinned else day_of(chat.updated, today)) != heading:
+        for chat in chats:
+            if (day := day_of(chat.updated, today)) != heading:
                 heading = day
                 rows.append(Option(Text(day), disabled=True))
             here = chat.id == current

@@ -20,7 +20,6 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -137,12 +136,9 @@ class ChatCommands:
         elif not self._session.refuse_while_writing("edit a message"):
             self._pane.edit_selected()
 
-    @_in_worker("context", "save an edited message")
-    async def save_edited(self, message_id: int, kind: str, text: str) -> None:
-        if kind == "system prompt":
-            await self._session.set_system_prompt(text)
-        else:
-            await self._session.edit(message_id, text)
+    @_in_worker("context", "save the system prompt")
+    async def save_system_prompt(self, text: str) -> None:
+        await self._session.set_system_prompt(text)
 
     @_in_worker("context")
     async def ask_when_full(self, problem: str) -> None:
@@ -221,10 +217,6 @@ class ChatCommands:
             await self._session.rename(chat_id, title)
 
     @_in_worker()
-    async def pin_chat(self, chat_id: str = "") -> None:
-        await self._session.pin(chat_id or self._open_chat())
-
-    @_in_worker()
     async def export_chat(self) -> None:
         """Write the open chat to a file that the user names, as Markdown or JSON."""
         from cpuchat.chats.transfer import export_chat
@@ -290,23 +282,7 @@ class ChatCommands:
         with self._services.keys_held():
             await self._session.switch_branch(message_id, step)
 
-    # Presets, reasoning, system prompt
-
-    @_in_worker("options", "choose a preset")
-    async def preset(self, name: str = "") -> None:
-        """Use the named preset in the open chat, or in the next one, "none" for none; "" lists them."""
-        session, presets = self._session, await asyncio.to_thread(load_presets)
-        if name in presets or name == "none":
-            await session.use_preset(presets.get(name))
-        elif name:
-            session.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
-        elif presets or session.conversation.preset.name:
-            none = {"none": "No preset"} if session.conversation.preset.name else {}
-            choices = {name: name for name in presets} | none
-            self._list("Preset …", [self._row(title, self.preset, name) for name, title in choices.items()])
-        else:
-            file = paths.shown(paths.presets_file())
-            session.tell(f"There are no presets in {file}. docs/chats.md shows the format.")
+    # Reasoning, system prompt
 
     @_in_worker("options", "choose the reasoning")
     async def chat_reasoning(self, choice: str = "") -> None:
@@ -323,28 +299,10 @@ class ChatCommands:
         if text:
             await self._session.set_system_prompt(text)
             return
-        await self._session.conversation.preset.find()
         own = self._session.system_prompt
         self._pane.edit(StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt")
 
     # Tools
-
-    @_in_worker("options", "change the tools")
-    async def tools(self, wanted: str = "") -> None:
-        """Let the model read files in a folder, "off" for none; "" asks which."""
-        session = self._session
-        if not (chosen := wanted):
-            about = "Each call needs your approval. off: the model reads no files."
-            folder = paths.shown(session.tool_folder.path if session.tool_folder is not None else start_folder())
-            dialog = AskTextScreen("Folder in which the model may read files", folder, 4096, about)
-            chosen = await self._ask(dialog)
-        if not chosen or session.refuse_while_writing("change the tools"):  # a queued message was sent meanwhile
-            return
-        session.offer_folder(None if chosen == "off" else start_folder() / paths.expanded(chosen))
-        if chosen == "off":
-            session.tell_offered("The model can no longer read files.")
-        else:
-            session.tell_offered(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
 
     @_in_worker("tools")
     async def forget_approvals(self) -> None:
@@ -352,7 +310,7 @@ class ChatCommands:
         self._session.tell("Every tool call needs your approval again.")
 
     @_in_worker(waits="change the tools")
-    async def tool_servers(self, name: str = "") -> None:
+    async def tools(self, name: str = "") -> None:
         """Start the named MCP server of mcp.json, or end it if it runs; "" lists them."""
         session = self._session
         if name in session.tool_servers:
@@ -365,12 +323,14 @@ class ChatCommands:
         if name in servers:
             self.start_server(name, servers[name])
             return
+        if name:
+            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {clean_line(', '.join(servers))}.")
         rows = list[PaletteRow]()
         for one, config in servers.items():
             about = "invalid: see why" if isinstance(config, SettingsError) else "start"
             if one in session.tool_servers:
                 about = self._server_state(one)
-            rows.append(self._row(one, self.tool_servers, one, about))
+            rows.append(self._row(one, self.tools, one, about))
         self._list("MCP server …", rows)
 
     @_in_worker()

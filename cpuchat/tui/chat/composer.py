@@ -46,8 +46,7 @@ from cpuchat.tui.commands import offered, run_on_screen
 from cpuchat.tui.widgets.prompt import PromptInput
 
 ACTIONS = {
-    "/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt",
-    "/tools": "tools",
+    "/rename": "rename_chat", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt", "/tools": "tools",
 }  # fmt: skip
 """Of the commands that take an argument, which it is for."""
 _COMMAND = re.compile(rf"(/[A-Za-z\d-]*)|({'|'.join(ACTIONS)}) +(\S.*)")
@@ -187,8 +186,7 @@ class Composer(PromptInput):
         recalls = ["↑ edits the last one"] if queue else []
         if self.editing is not None:
             title = f"Edit {self.edits}"
-            saves = "Enter saves as a new branch" if self.edits == "answer" else "Enter saves"
-            what = f"{'Enter regenerates from here' if self.attaches else saves} · Esc cancels"
+            what = f"{'Enter regenerates from here' if self.attaches else 'Enter saves'} · Esc cancels"
         elif self._is_command:
             what = "Enter runs · Tab completes"
         elif session.busy and session.activity is not Activity.LOADING:
@@ -208,11 +206,11 @@ class Composer(PromptInput):
     # Sending
 
     def _enter(self, text: str) -> None:
-        """Save an edited summary, answer or system prompt, which needs no model; submit anything else."""
+        """Save an edited system prompt, which needs no model; submit anything else."""
         if self.editing is None or self.attaches:
             self.submit(text)
         elif not self._session.refuse_while_writing(f"save the {self.edits}"):
-            run_on_screen(self, "save_edited", self.editing, self.edits, text)
+            run_on_screen(self, "save_system_prompt", text)
             self.cancel_editing()
             self.show_titles()
 
@@ -332,7 +330,7 @@ class Composer(PromptInput):
 
     @property
     def attaches(self) -> bool:
-        """Return whether what is in the prompt is to be sent, files with it; a summary is saved."""
+        """Return whether what is in the prompt is to be sent, files with it; a system prompt is saved."""
         return self.editing is None or self.edits.endswith("message")
 
     @property
@@ -341,7 +339,7 @@ class Composer(PromptInput):
         return self._pasted | self._resent
 
     def fold(self, text: str) -> str:
-        """Return what is inserted for a pasted text: for a long one its mark, except in a summary."""
+        """Return what is inserted for a pasted text: for a long one its mark, except in a system prompt."""
         if not self.attaches or (len(text) <= PASTED_CHARACTERS and len(text.splitlines()) <= PASTED_LINES):
             return text
         number = 1

@@ -65,10 +65,10 @@ class ConversationPane(Vertical):
                 self.show_options()
 
     def show_options(self) -> None:
-        """Show what the chat has beside the settings: `review · reasoning off`."""
-        preset = self._session.conversation.preset
-        own = "own system prompt" if preset.has_next_system_prompt else ""  # later it is in the transcript
-        self.composer.show_titles(" · ".join(filter(None, (preset.name, own, answers.reasoning(*preset.reasoning)))))
+        """Show what the chat has beside the settings: `own system prompt · reasoning off`."""
+        options = self._session.conversation.options
+        own = "own system prompt" if options.has_next_system_prompt else ""  # later it is in the transcript
+        self.composer.show_titles(" · ".join(filter(None, (own, answers.reasoning(*options.reasoning)))))
 
     def show_welcome(self) -> None:
         empty, path = not self.transcript.has_messages, self._session.source
@@ -83,12 +83,8 @@ class ConversationPane(Vertical):
             self.query_one(WelcomePane).show(offered, idle=idle)
 
     def edit_selected(self) -> None:
-        """Put the selected message, or the last one of the user, into the prompt."""
-        selected = self.transcript.selected_id
-        messages = self._session.conversation.messages
-        if answer := [one for one in messages if one.id == selected and one.role != "user"]:
-            self.edit(answer[0], "summary" if answer[0].is_summary else "answer")
-        elif (at := self._session.question_index(selected)) < 0:
+        """Put the selected message of the user, that of the selected answer, or the last one into the prompt."""
+        if (at := self._session.question_index(self.transcript.selected_id)) < 0:
             self._session.tell("No message to edit yet.")
         else:
             self._edit_question(at)

@@ -85,15 +85,13 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._unsent_in = ""
         with self.commands.telling():
             self._unsent_in = self._composer.restore_drafts()
-        if self.services.tools_folder is not None:
-            self.session.offer_folder(self.services.tools_folder)
         self.call_after_refresh(self._start)  # after the first paint, which waits for nothing
 
     def _start(self) -> None:
         collect_garbage()
         if self._initial_model is not None:
             self.load_model(self._initial_model)
-        if self._unsent_in and self.services.tools_folder is None and not self._composer.text:
+        if self._unsent_in and not self._composer.text:
             self.open_chat(self._unsent_in)
             self.tell("Opened the chat with your unsent message. Ctrl+N starts a new one.")
         for name, server in self.services.tool_servers.items():
@@ -194,8 +192,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                     self.tell(answers.failure(event.last), "error")
                 elif event.is_kept and event.last is not None:
                     lost = event.trimmed is not None or event.last.stop_reason != "end"
-                    told = f"{answers.summarized(event.last, event.trimmed)} Select it and press F4 to edit it."
-                    self.tell(told, "warning" if lost else "information")
+                    self.tell(answers.summarized(event.last, event.trimmed), "warning" if lost else "information")
                 else:
                     self.tell("Stopped. The chat is unchanged.", "warning")
             case events.WhenFullAsked():

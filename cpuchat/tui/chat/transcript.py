@@ -11,7 +11,6 @@ from textual.content import Content
 
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import StoredMessage, Tree
-from cpuchat.config.presets import Preset
 from cpuchat.present import answers
 from cpuchat.protocol.messages import (
     CallDone,
@@ -89,7 +88,7 @@ class ChatTranscript(Transcript):
         messages = conversation.messages[:end]
         at = next((at for at, message in enumerate(messages) if message.id == top), None)
         chat = conversation.chat
-        rows = system_prompt(chat.effective_system_prompt, chat.preset) if chat is not None else []
+        rows = system_prompt(chat.system_prompt) if chat is not None else []
         shown = [*rows, *(partial(stored_message, m, tree, self._spans.get(m.id, ())) for m in messages)]
         self.set_messages(shown, None if at is None else at + len(rows))
 
@@ -170,7 +169,7 @@ class ChatTranscript(Transcript):
             case session_events.AnswerBegun():
                 conversation = self._session.conversation
                 if event.message is not None and conversation.chat is None:
-                    rows = system_prompt(conversation.chosen.chat.system_prompt, conversation.preset.current)
+                    rows = system_prompt(conversation.chosen.chat.system_prompt)
                     if rows:
                         self.set_messages([*rows, sent_message(event.message.text)])
                 self.start_copying_over()
@@ -258,13 +257,11 @@ def attached(message: StoredMessage) -> tuple[tuple[str, str], ...]:
     return tuple((attachment.title, attachment.text) for attachment in message.attachments)
 
 
-def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
-    """Return the folded row of a system prompt, which may be that of a preset; nothing for none."""
+def system_prompt(text: str) -> list[TranscriptMessage]:
+    """Return the folded row of a system prompt; nothing for none."""
     if not text.strip():
         return []
-    of_preset = preset is not None and preset.system_prompt
-    title = f"System prompt of preset {preset.name}" if preset is not None and of_preset else "System prompt"
-    title += f": {fit(clean_line(text), _GIST)}"
+    title = f"System prompt: {fit(clean_line(text), _GIST)}"
     return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
 
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 from textual.command import CommandPalette
 from textual.widgets import Button
 
-from cpuchat.base import paths
 from cpuchat.present.tools import CHOICES
-from cpuchat.protocol.messages import ToolCall
-from cpuchat.tools.folder import TOOLS
+from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tui.chat.call_screen import CallScreen
 from tests.support.chat_app import SMALL, RunningApp, running
-from tests.support.scripted_backend import READ, ScriptedBackend, answer, calling
-
-HOSTILE = Path(__file__).parents[2] / "support" / "hostile_server.py"
+from tests.support.looking import LOOK, configure
+from tests.support.scripted_backend import ScriptedBackend, answer, calling
 
 
 async def offered(app: RunningApp, folder: Path) -> None:
-    """Offer a folder by the dialog."""
+    configure(folder, "noise")
     await app.ready()
-    app.chat.commands.tools()
-    await app.until(lambda: app.app.screen is not app.chat)
-    app.app.screen.query_one("Input").value = str(folder)  # type: ignore[attr-defined]
-    await app.press("enter")
-    await app.until(lambda: "3 tools" in app.status)
+    app.chat.commands.tools("noise")
+    await app.until(lambda: "1 tool" in app.status)
 
 
 async def asked(app: RunningApp) -> str:
@@ -37,9 +29,8 @@ async def asked(app: RunningApp) -> str:
 
 
 async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("the\ncontent\n")
-    other = ToolCall(name="search", arguments={"text": "a text that is far too long for one line of the chat"})
-    backend = ScriptedBackend([calling("I will look.", READ, other), answer("It says: the content.")])
+    other = ToolCall(name="look", arguments={"text": "a text that is far too long for one line of the chat"})
+    backend = ScriptedBackend([calling("I will look.", LOOK, other), answer("It says: the content.")])
     async with running(backend, size=SMALL) as app:
         await offered(app, tmp_path)
 
@@ -48,16 +39,16 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
 
         await app.send("What is in it?", wait=False)
         shown = await asked(app)
-        assert "The model calls read_file" in shown and "path: notes.md" in shown and "Always in this chat" in shown
+        assert "The model calls look" in shown and "path: notes.md" in shown and "Always in this chat" in shown
         await app.until(lambda: "notes.md) · waiting for your approval" in calls())
         assert "running…" not in calls()
         await app.press("right", "enter")
-        await app.until(lambda: isinstance(app.app.screen, CallScreen) and "calls search" in app.screen_text)
+        await app.until(lambda: isinstance(app.app.screen, CallScreen) and "text: a text" in app.screen_text)
         assert "one line of the chat" in app.screen_text
         await app.press("enter")  # refusing has the focus
         await app.until(lambda: not app.chat.busy)
         lines = [line.text.strip() for line in app.transcript.lines]
-        assert "▸ read_file(path: notes.md) · 2 lines (F7)" in lines
+        assert "▸ look(path: notes.md) · 1 line (F7)" in lines
         assert lines.index("I will look.") < lines.index("It says: the content.")
         assert any("refused" in line for line in lines)
         assert app.transcript.messages[-1].note.startswith("7 tokens · 40")  # of both answers
@@ -70,13 +61,13 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
         assert chat is not None
         app.chat.commands.new_chat()
         app.chat.open_chat(chat.id)
-        await app.until(lambda: any("│ content" in line.text for line in app.transcript.lines))
+        await app.until(lambda: any("│ seen" in line.text for line in app.transcript.lines))
         await app.send("And now?")
         assert len(backend.requests[2].messages) == 6
 
 
 async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> None:
-    backend = ScriptedBackend([calling("I will look.", READ), answer("Hello.")])
+    backend = ScriptedBackend([calling("I will look.", LOOK), answer("Hello.")])
     async with running(backend) as app:
         await offered(app, tmp_path)
         await app.send("What is in it?", wait=False)
@@ -86,8 +77,8 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
         app.chat.commands.forget_approvals()
         await app.told("approval again")
-        app.chat.commands.tools("off")
-        await app.until(lambda: "tools" not in app.status)
+        app.chat.commands.tools("noise")
+        await app.until(lambda: "tool" not in app.status)
         await app.send("Hello?")
         assert not backend.requests[1].tools
 
@@ -99,7 +90,7 @@ async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_ro
     async with running(ScriptedBackend([]), size=SMALL) as app:
         await app.ready()
         chosen = list[str | None]()
-        app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
+        app.app.push_screen(dialog := CallScreen(Tool(name="read_file", source="files"), call), chosen.append)
         shown = await asked(app)
         assert "2 arguments: content, path" in shown and "a  b‹U+200B›‹300 spaces›" in shown and "path: ~/x" in shown
         await app.until(lambda: " more rows: " in app.screen_text)
@@ -116,16 +107,13 @@ async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_ro
 
 
 async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
-    config = {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), "noise", str(tmp_path / "pids")]}
-    file = paths.tool_servers_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"mcpServers": {"eyes": config, "gone": {"command": "gone-mad"}, "odd": {}}}))
+    configure(tmp_path, "noise", gone={"command": "gone-mad"}, odd={})
     backend = ScriptedBackend([calling("", ToolCall(name="look")), answer("It was seen.")])
     async with running(backend) as app:
         await app.ready()
 
         async def choose(*keys: str) -> None:
-            app.chat.commands.tool_servers()
+            app.chat.commands.tools()
             await app.until(lambda: isinstance(app.app.screen, CommandPalette))  # a notice may name the server, too
             await app.until(lambda: "gone" in app.screen_text)
             await app.press(*keys, "enter")
@@ -133,7 +121,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         await choose()
         await app.until(lambda: "1 tool" in app.status)
         await app.send("What is it?", wait=False)
-        assert "server eyes, says that it only reads; it gets these arguments" in await asked(app)
+        assert "server noise, says that it only reads; it gets these arguments" in await asked(app)
         await app.press("right", "enter")
         await app.until(lambda: not app.chat.busy)
         assert backend.requests[1].messages[-1].content.startswith("seen\n\n[If this")

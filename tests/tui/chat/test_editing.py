@@ -1,19 +1,15 @@
-"""Tests answers that are edited or go on, and edits of a chat's system prompt."""
+"""Tests answers that go on, and edits of a chat's system prompt."""
 
 from __future__ import annotations
-
-import asyncio
 
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.transcript import ChatTranscript
 from tests.support.chat_app import SMALL, running
-from tests.support.presets import write_presets
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> None:
-    write_presets('[warm]\nsystem_prompt = "Hum."')
-    backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three."), answer("Four.")])
+    backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three.")])
     async with running(backend, size=SMALL) as app:
         await app.ready()
         await app.write("a draft")
@@ -50,24 +46,6 @@ async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> 
         await app.send("Third")
         assert backend.requests[-1].messages[0].content == "Be kind."
 
-        await app.press("ctrl+n")  # an empty one replaces that of a preset
-        await app.run("/preset warm")
-        await app.until(lambda: app.prompt.border_title == "Message · warm")
-        await app.send("First")
-        await app.run("/system-prompt")
-        await app.until(lambda: app.prompt.text == "Hum.")
-        await app.press("escape")  # leaves it as it is
-        await app.until(lambda: not app.prompt.text)
-        assert "System prompt of preset warm: Hum." in app.screen_text
-        await app.press("alt+s")
-        await app.until(lambda: app.prompt.text == "Hum.")
-        app.prompt.clear()
-        await app.press("enter")
-        await app.until(lambda: app.prompt.border_title == "Message · warm" and "▸ System" not in app.screen_text)
-        await app.send("Second")
-        assert [message.role for message in backend.requests[-1].messages] == ["user", "assistant", "user"]
-        assert app.conversation.preset.name == "warm"
-
 
 async def test_a_stopped_answer_goes_on_in_the_same_message() -> None:
     gate = Gate()
@@ -98,34 +76,3 @@ async def test_a_stopped_answer_goes_on_in_the_same_message() -> None:
         await app.until(lambda: sum("Nothing to continue" in notice for notice in app.notices) == 2)
         await app.send("Next")
         assert [one.content for one in app.backend.requests[-1].messages] == ["Count", "One two three.", "Next"]
-
-
-async def test_an_edited_answer_is_a_new_branch_that_goes_on_and_that_the_next_question_follows() -> None:
-    gate, later = Gate(), answer("x")
-    script = [answer("One."), [later[0], gate, *later[1:]], answer("dos."), answer("Two.")]
-    async with running(ScriptedBackend(script)) as app:
-        await app.ready()
-        await app.send("Count")
-        await app.select(1)
-        await app.press("f4")
-        assert app.prompt.text == "One." and app.prompt.border_title == "Edit answer"
-        assert app.prompt.border_subtitle == "Enter saves as a new branch · Esc cancels"
-        await app.run("Uno, ")
-        await app.until(lambda: app.contents() == ["Count", "Uno,"])
-        assert app.transcript.messages[-1].place == "2/2" and app.transcript.messages[-1].note.endswith("edited")
-        assert len(app.backend.requests) == 1  # nothing is generated
-        await app.run("/continue")
-        await asyncio.wait_for(gate.reached.wait(), 60)
-        assert app.contents() == ["Count", "Uno,"]  # it stays while it is read
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy and app.contents() == ["Count", "Uno,"])
-        await app.press("alt+r")
-        await app.idle(3)
-        assert app.contents() == ["Count", "Uno,dos."]
-        assert app.stored()[-1] == ("assistant", "Uno,dos.")
-        await app.send("Second")
-        assert app.stored()[-1] == ("assistant", "Two.")
-        assert [one.content for one in app.backend.requests[-1].messages] == ["Count", "Uno,dos.", "Second"]
-        await app.select(1)
-        await app.press("left")
-        await app.until(lambda: app.contents() == ["Count", "One."])

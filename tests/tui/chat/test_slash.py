@@ -1,14 +1,14 @@
-"""Tests commands that are typed into the prompt, presets among them."""
+"""Tests commands that are typed into the prompt."""
 
 from __future__ import annotations
 
-from textual.command import CommandPalette
+from pathlib import Path
 
 from cpuchat.tui.chat.composer import Paths, commands
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from tests.support.chat_app import running
-from tests.support.presets import write_presets
+from tests.support.looking import configure
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
@@ -51,17 +51,20 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
         assert questions == ["/usr/bin/env does what?", "/tmp is full"]
 
 
-async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -> None:
-    write_presets('["Code review"]')
+async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt(tmp_path: Path) -> None:
+    configure(tmp_path, "noise")
     gate = Gate()
     async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
         await app.count_up_to(gate)
-        await app.run("/preset Code review")
+        await app.run("/system-prompt Sing.")
         await app.told("when the answer is done")
-        assert app.prompt.text == "/preset Code review"
+        assert app.prompt.text == "/system-prompt Sing."
         gate.open()
         await app.idle()
-        for command, problem in (("/preset nobody", "No preset named nobody"), ("/tools /x", "/x")):
+        for command, problem in (
+            ("/reasoning much", "Not a choice of reasoning: 'much'."),
+            ("/tools /x", "There is no MCP server /x. Known: noise."),
+        ):
             await app.run(command)
             await app.told(problem)
             assert app.prompt.text == command
@@ -70,47 +73,16 @@ async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -
         assert "Enter runs" in app.screen_text
         await app.press("enter")
         await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.title == "Dates")
-        preset = app.conversation.preset
+        session = app.chat.session
         for command, done in (
-            ("/preset Code review", lambda: preset.name == "Code review"),
-            ("/preset none", lambda: not preset.name),
-            ("/reasoning 200", lambda: preset.reasoning == ("on", 200)),
-            ("/tools .", lambda: "3 tools" in app.status),
-            ("/tools off", lambda: "tools" not in app.status),
+            ("/system-prompt Sing.", lambda: session.system_prompt == "Sing."),
+            ("/reasoning 200", lambda: session.conversation.options.reasoning == ("on", 200)),
+            ("/tools noise", lambda: "1 tool" in app.status),
+            ("/tools noise", lambda: "tool" not in app.status),
         ):
             await app.run(command)
             await app.until(done)
             assert not app.prompt.text
-
-
-async def test_a_preset_is_chosen() -> None:
-    backend = ScriptedBackend([answer("One."), answer("Two.")])
-    async with running(backend) as app:
-        await app.ready()
-        await app.chat.run_action("preset")
-        await app.told("There are no presets in ")
-        write_presets(
-            '[warm]\nsystem_prompt = "Sing."\nsampling.temperature = 1.5\n'
-            '[calm]\nmodel = "/models/none.gguf"\nreasoning = "off"\nsampling.temperature = 0.1\n'
-        )
-        await app.chat.run_action("preset")
-        await app.opens(CommandPalette)
-        await app.shows("calm")
-        await app.press(*"warm")
-        await app.until(lambda: "warm" in app.screen_text.split("Preset …")[-1])
-        await app.press("enter")
-        await app.until(lambda: app.prompt.border_title == "Message · warm")
-        await app.send("First")
-        assert backend.requests[-1].sampling.temperature == 1.5
-        assert backend.requests[-1].messages[0].content == "Sing."
-        assert "▸ System prompt of preset warm: Sing. · 1 line (F7)" in app.screen_text
-
-        await app.run("/preset calm")
-        await app.until(lambda: app.prompt.border_title == "Message · calm")
-        assert "System prompt" not in app.screen_text
-        await app.told("none.gguf")  # its model is not here
-        await app.send("Second")
-        assert backend.requests[-1].sampling.temperature == 0.1
 
 
 async def test_a_chat_reasons_as_was_chosen_for_it_and_answers_now() -> None:

@@ -17,7 +17,6 @@ from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings
 from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
-from tests.support.presets import write_presets
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.snapshots import snapshot
 
@@ -73,19 +72,14 @@ def test_a_wrong_value_is_refused_with_what_is_wanted(key: str, text: str, wants
 
 
 async def test_changes_are_saved_comments_stay_and_engine_settings_offer_to_load_again() -> None:
-    write_presets("[calm]")
     file = paths.settings_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('[sampling]\n# mine\ntop_k = 20\n[chat]\npreset = "gone"\n')
+    file.write_text("[sampling]\n# mine\ntop_k = 20\n")
     async with running() as app:
         screen = await opened(app)
         assert row(screen, "sampling.top_k").content == "20"
         row(screen, "sampling.temperature").editor.focus()
         await app.press("ctrl+a", "ctrl+k", *"0.2")
-        preset = row(screen, "chat.preset")
-        screen.show_row(preset)
-        await app.shows("gone (missing)")
-        preset.put("calm")
         row(screen, "engine.threads").put(3)
         row(screen, "ui.theme").put("okabe-ito")
         await app.pilot.pause()
@@ -96,7 +90,6 @@ async def test_changes_are_saved_comments_stay_and_engine_settings_offer_to_load
         await app.until(lambda: app.conversation.settings.sampling.temperature == 0.2)
     text = file.read_text()
     assert "# mine" in text and "temperature = 0.2" in text and "top_k = 20" in text
-    assert settings.load().chat.preset == "calm"
 
 
 async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_changes_asks() -> None:
