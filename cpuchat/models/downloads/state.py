@@ -55,7 +55,7 @@ class Order(ModelData, frozen=True):
         return hashlib.sha256(named.encode()).hexdigest()[:12]
 
 
-class Download(ModelData, frozen=True):
+class Download(ModelData, frozen=True, tag="download"):
     """How an order stands, in bytes. Also the message to and from the process of a download, one JSON line each.
 
     `done` counts what is on the disk, `checked` how much of that the running check has hashed. `retry_in` is the time
@@ -109,7 +109,6 @@ class DownloadProgress:
         self._send = send
         self._state = download
         self._sent: Download | None = None
-        # Reentrant: the signal to stop raises an exception that may hit while the lock is held, and is then reported.
         self._lock = threading.RLock()
 
     @property
