@@ -66,10 +66,19 @@ class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own: Figure | None = None
 
 
+class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory of CPUs whose names match `cpu`: channels of a socket, and million transfers per second."""
+
+    cpu: str
+    channels: int
+    mts: int
+
+
 class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cpus.toml."""
 
     cpu: dict[str, _CPU]
+    memory: tuple[_Memory, ...]
     few: Figure
     few_own: Figure
     f16: Figure
