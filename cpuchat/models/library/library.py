@@ -179,7 +179,7 @@ class Library:
             if "/" in spec or spec[0] in ".~" or any(walk(Path(spec))):
                 raise
             empty = error  # a folder by chance: a model may have that name
-        ollama = {model.name.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
+        ollama = {model.alias.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
         if (path := ollama.get(spec.lower()) or ollama.get(f"{spec.lower()}:latest")) is not None:
             return _still_there(path, spec)
         match = _REPO_NAME.match(spec)

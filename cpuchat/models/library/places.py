@@ -27,12 +27,10 @@ from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
 from cpuchat.models.library import stores
-from cpuchat.models.library.stores import Store
+from cpuchat.models.library.stores import LocalFile, Source, Store
 from cpuchat.models.support import why_unsupported
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
-
-Source = Literal["demo", "huggingface", "folder"] | Store
 
 
 class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,24 +97,6 @@ INCOMPLETE = ".incomplete"
 _REPO, _BLOBS = "models--", "blobs"
 _BLOCK = 4096  # bytes at the ends of files that are compared
 _MAX_FILES, _MAX_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
-
-
-class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted."""
-
-    path: Path
-    source: Source
-    root: Path
-    repo: str = ""
-    alias: str = ""
-    projector: Path | None = None
-
-    @property
-    def name_in_repo(self) -> str:
-        """`Q8_0/m.gguf` for a file in the Hugging Face cache, whatever its revision."""
-        if self.source != "huggingface":
-            return self.path.name
-        return str(Path(*self.path.relative_to(self.root / "snapshots").parts[1:]))
 
 
 def hub_cache() -> Path:
@@ -264,8 +244,7 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
             yield from repo_places(folder, folder.name.removeprefix(_REPO).replace("--", "/", 1))
         for folder in folders:
             yield from (place for place in folder_places(folder) if not in_cache(place.path))
-        for folder in stores.ollama_stores():
-            yield from _of_ollama(folder)
+        yield from stores.ollama_models(stores.ollama_stores())
         others: list[tuple[Store, Path]] = [("lmstudio", folder) for folder in stores.lmstudio_folders()]
         others.append(("llama.cpp", llama))
         for store, folder in others:
@@ -287,14 +266,7 @@ def folder_places(folder: Path, max_folders: int = MAX_FOLDERS) -> Iterator[Loca
     """Yield the models below a folder of the user, which may be a store of Ollama's, too."""
     for path, beside in walk(folder, max_folders):
         yield LocalFile(path=path, source="folder", root=folder, projector=beside)
-    yield from _of_ollama(folder)
-
-
-def _of_ollama(root: Path) -> Iterator[LocalFile]:
-    for model in stores.ollama_models([root]):
-        yield LocalFile(
-            path=model.path, source="ollama", root=root, repo=model.repo, alias=model.name, projector=model.projector
-        )
+    yield from stores.ollama_models([folder])
 
 
 def repo_places(folder: Path, repo: str) -> list[LocalFile]:

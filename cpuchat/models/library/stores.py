@@ -26,6 +26,7 @@ from cpuchat.base.files import read_small, walk
 from cpuchat.base.text import clean_line
 
 Store = Literal["ollama", "lmstudio", "llama.cpp"]
+Source = Literal["demo", "huggingface", "folder"] | Store
 STORES: dict[Store, str] = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp"}
 """What people call these programs."""
 
@@ -49,15 +50,26 @@ class _Settings(msgspec.Struct):
     downloadsFolder: str = ""
 
 
-class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model by the name that `ollama list` gives it: `qwen2.5-coder:7b`. `repo` on Hugging Face, "" elsewhere; `root`
-    is the store. Its file may be missing."""
+class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted.
 
-    name: str
+    `alias` is the name that Ollama lists (`qwen2.5-coder:7b`), or that of a demo model; `repo` "owner/name" on Hugging
+    Face, where that is known. Of Ollama's, the file may be missing.
+    """
+
     path: Path
+    source: Source
     root: Path
     repo: str = ""
+    alias: str = ""
     projector: Path | None = None
+
+    @property
+    def name_in_repo(self) -> str:
+        """`Q8_0/m.gguf` for a file in the Hugging Face cache, whatever its revision."""
+        if self.source != "huggingface":
+            return self.path.name
+        return str(Path(*self.path.relative_to(self.root / "snapshots").parts[1:]))
 
 
 def ollama_stores() -> list[Path]:
@@ -67,7 +79,7 @@ def ollama_stores() -> list[Path]:
     return [*folders, *map(Path, _OLLAMA_SERVICES)]
 
 
-def ollama_models(roots: Iterable[Path]) -> Iterator[OllamaModel]:
+def ollama_models(roots: Iterable[Path]) -> Iterator[LocalFile]:
     """Yield the models of the stores in these folders, one for each name. Other folders are none."""
     for root in roots:
         for tree in sorted(root.glob("manifest*")):
@@ -78,7 +90,7 @@ def ollama_models(roots: Iterable[Path]) -> Iterator[OllamaModel]:
                         yield model
 
 
-def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> OllamaModel | None:
+def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> LocalFile | None:
     """Return what a manifest names; None when it is none, or has no GGUF file, as models on Ollama's servers."""
     if len(parts) < 3 or parts[-1].startswith("."):
         return None
@@ -93,10 +105,11 @@ def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> OllamaM
     is_default = host in _DEFAULT_HOSTS
     prefix = () if is_default and owner == ["library"] else owner if is_default else (host, *owner)
     projector = contents.get("projector")
-    return OllamaModel(
-        name=clean_line(f"{'/'.join((*prefix, model))}:{tag}"),
+    return LocalFile(
         path=_blob(root, found[1]),
+        source="ollama",
         root=root,
+        alias=clean_line(f"{'/'.join((*prefix, model))}:{tag}"),
         repo="/".join((*owner, model)) if host in _HUB_HOSTS else "",
         projector=_blob(root, projector[1]) if projector is not None else None,
     )
