@@ -16,11 +16,11 @@ from typing import Final, Literal
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoretical
-from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.counters import Kernel
 from cpuchat.hardware.knobs import Knob, container, read_knobs
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
-from cpuchat.hardware.monitor import UNTRIED, CounterState, counter_states
+from cpuchat.hardware.monitor import counter_states
 from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
@@ -29,8 +29,10 @@ from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import NO_PEAKS, Peaks
+from cpuchat.telemetry.metric import Metric, missing
 
 _DEFAULT = PlacementSpec()
+_UNTRIED: Metric[str] = missing("not opened yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class DiagnosticFacts:
     theoretical: Theoretical | None = None
     peaks: Peaks = NO_PEAKS
     knobs: tuple[Knob, ...] = ()
-    counter: CounterState = UNTRIED
-    power: CounterState = UNTRIED
+    counter: Metric[str] = _UNTRIED
+    power: Metric[str] = _UNTRIED
     engine: EngineInfo | None = None
     engine_error: CpuchatError | None = None
 

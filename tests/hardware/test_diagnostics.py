@@ -159,8 +159,8 @@ def test_a_counter_that_would_open_with_more_rights(root: Path) -> None:
     write(root, {"proc/sys/kernel/perf_event_paranoid": "4"})
     kernel = Simulated(refuse=lambda _: refused(errno.EACCES)).calls
     facts = gather_facts(engine=ENGINE, kernel=kernel, refused=lambda words: "", root=root)
-    why = "n/a: the kernel restricts it to root (perf_event_paranoid is 4)"
-    assert str(facts.counter) == f"{why}; `sudo sysctl kernel.perf_event_paranoid=0`, which `=4` takes back"
+    why = "the kernel restricts it to root (perf_event_paranoid is 4)"
+    assert facts.counter.why == f"{why}; `sudo sysctl kernel.perf_event_paranoid=0`, which `=4` takes back"
 
 
 def test_a_bandwidth_that_is_too_low_or_too_high_for_the_cores_that_read(root: Path) -> None:

@@ -25,7 +25,6 @@ from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, 
 from cpuchat.base.line_process import LineOutput
 from cpuchat.models.downloads.hf_cache import (
     CachedFile,
-    bytes_here,
     check_space,
     size_of,
     update_main,
@@ -151,9 +150,9 @@ def fetch_model(progress: DownloadProgress) -> Path:
     check_names(order.repo, order.revision, files)
     if is_offline():
         raise errors.offline_mode()
-    here = bytes_here(cache, order.repo, files)
+    progress.here.update((file.etag, CachedFile(cache, order.repo, file).here) for file in files)
     try:
-        check_space(cache, order.model.size - here, order.reserved)
+        check_space(cache, order.model.size - progress.done, order.reserved)
         named = [_fetch_file(file, progress) for file in files]
         if order.newest_at:
             update_main(cache, order.repo, order.revision, order.newest_at)
@@ -170,10 +169,10 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
     was_verified = file.etag in progress.verified
 
     def on_written(size: int) -> None:
-        progress.here = size
+        progress.here[file.etag] = size
 
     def on_hashed(count: int) -> None:
-        progress.hashed = count
+        progress.checked[file.etag] = count
 
     def is_correct(path: Path) -> bool:
         """Hash the whole file, as it is on the disk. Raises OSError when it cannot be read."""
@@ -186,19 +185,18 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
             idle_timeout=order.retry_policy.idle_timeout, on_written=on_written,
         )  # fmt: skip
 
-    here = cached.here
-    progress.begin_file(bytes_here(cached.cache, order.repo, order.model.files) - here, here)
     with cached.locked(progress):
         content = cached.content
         if content is not None:
-            progress.here = file.size
+            on_written(file.size)
             # The program that wrote it may not have checked it.
             if not (content == cached.blob and was_verified) and not with_retries(
                 partial(is_correct, content), progress
             ):
                 content = None
         for _ in range(0 if content else 2):
-            progress.begin_file(progress.others, size_of(cached.part))
+            on_written(size_of(cached.part))
+            on_hashed(0)
             progress.enter("running")
             with_retries(receive, progress)
             if with_retries(partial(is_correct, cached.part), progress):
@@ -214,7 +212,7 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
         named = cached.add_to_snapshot(order.revision, content)
     if not was_verified:
         progress.verified.append(file.etag)
-    progress.finish_file()
+    on_hashed(file.size)
     return named
 
 

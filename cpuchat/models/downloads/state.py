@@ -98,12 +98,12 @@ _INTERVAL = 0.2
 class DownloadProgress:
     """Counts the bytes of a download in its process. One thread changes it, several may report; `send` delivers.
 
-    The current file has `here` bytes on the disk, of which `hashed` are checked; the other files of the model have
-    `others`, of which `checked` are."""
+    Of each file, by its etag, `here` bytes are on the disk, of which `checked` are hashed."""
 
     def __init__(self, download: Download, send: Callable[[Download], None]) -> None:
         self.order = download.order
-        self.others = self.here = self.checked = self.hashed = 0
+        self.here = {file.etag: 0 for file in download.order.model.files}
+        self.checked = dict(self.here)
         self.attempt = 1
         self.verified = list(download.verified)
         self._send = send
@@ -114,18 +114,7 @@ class DownloadProgress:
     @property
     def done(self) -> int:
         """Return bytes of all files that are on the disk."""
-        return self.others + self.here
-
-    def begin_file(self, others: int, here: int) -> None:
-        """Make the next file the current one."""
-        with self._lock:
-            self.others, self.here, self.hashed = others, here, 0
-
-    def finish_file(self) -> None:
-        """Count the current file as checked and in its place."""
-        with self._lock:
-            self.checked += self.here
-            self.others, self.here, self.hashed = self.done, 0, 0
+        return sum(self.here.values())
 
     def enter(self, state: State, *, error: CpuchatError | None = None, retry_in: float = 0.0, path: str = "") -> None:
         """Change the state and report it. `error`: what is waited for, or ended it. `path`: the finished model."""
@@ -139,10 +128,8 @@ class DownloadProgress:
     def report(self) -> None:
         """Send how it stands, unless that was sent already."""
         with self._lock:
-            counted = self.checked + self.hashed
-            now = replace(
-                self._state, done=self.done, checked=counted, attempt=self.attempt, verified=tuple(self.verified)
-            )
+            checked, verified = sum(self.checked.values()), tuple(self.verified)
+            now = replace(self._state, done=self.done, checked=checked, attempt=self.attempt, verified=verified)
             if now != self._sent:
                 self._sent = now
                 self._send(now)

@@ -20,9 +20,17 @@ from cpuchat import __version__
 from cpuchat.base.errors import AccessDenied, HubError, HubOffline, ModelDamaged, TooSlow, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
-from cpuchat.models.hub import errors, responses
+from cpuchat.models.hub import errors
 from cpuchat.models.hub.errors import endpoint, host, is_offline, too_slow
-from cpuchat.models.hub.repository import FoundRepository, HubFile, ModelData, RepoModel, Repository
+from cpuchat.models.hub.repository import (
+    FoundRepository,
+    HubFile,
+    ModelData,
+    RepoModel,
+    Repository,
+    listed_repositories,
+    repository_of,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -301,14 +309,14 @@ class Hub:
             query = parse_address(query).repo
         query = query.strip()
         usual: dict[str, Any] = {"filter": "gguf", "sort": "downloads", "expand": _FACTS}
-        return responses.listed_repositories(ask(lambda api: list(api.list_models(search=query, limit=limit, **usual))))
+        return listed_repositories(ask(lambda api: list(api.list_models(search=query, limit=limit, **usual))))
 
     def repository(self, repo_id: str, revision: str = MAIN) -> Repository:
         """Return its models at `revision`: a branch, a tag or a commit. Raises UsageError: `repo_id` is not
         "owner/name"."""
         repo, asked = parse_address(repo_id).repo, time.time()
         info = ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
-        return responses.repository(info, asked if revision == MAIN else 0.0)
+        return repository_of(info, asked if revision == MAIN else 0.0)
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
         """Return the header of a model, with the tensors of all parts of a split one; fetches some MB, and keeps the

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+PROXY = "cpuchat.proxy"
+"""The extension of a request that has the `ProxySetting` by which it was sent, None: directly."""
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # constants.ENV_VARS_TRUE_VALUES of huggingface_hub
 
 
@@ -182,11 +184,9 @@ def _unreachable(how: str, who: str = "") -> HubOffline:
 def _no_connection(error: httpx.TransportError) -> HubOffline:
     import httpx
 
-    from cpuchat.models.hub.network import proxy_for
-
     who, proxy = host(), None
     with contextlib.suppress(RuntimeError):  # it doesn't know its request
-        asked, proxy = error.request.url.netloc.decode("ascii"), proxy_for(str(error.request.url))
+        asked, proxy = error.request.url.netloc.decode("ascii"), error.request.extensions.get(PROXY)
         # Not always the hub, which redirects to other hosts.
         who = asked if asked == who else f"{asked}, where {who} redirects to,"
     if isinstance(error, httpx.TimeoutException):
