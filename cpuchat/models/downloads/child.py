@@ -168,11 +168,7 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
     cached = CachedFile(Path(order.cache), order.repo, file)
     was_verified = file.etag in progress.verified
 
-    def on_written(size: int) -> None:
-        progress.here[file.etag] = size
-
-    def on_hashed(count: int) -> None:
-        progress.checked[file.etag] = count
+    on_written, on_hashed = partial(progress.written, file), partial(progress.hashed, file)
 
     def is_correct(path: Path) -> bool:
         """Hash the whole file, as it is on the disk. Raises OSError when it cannot be read."""
@@ -227,7 +223,6 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=end_with_input, name="input", daemon=True).start()
-    threading.Thread(target=progress.report_by_clock, name="clock", daemon=True).start()
     try:
         path = fetch_model(progress)
     except CpuchatError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.hub.repository import ModelData, RepoModel
+from cpuchat.models.hub.repository import HubFile, ModelData, RepoModel
 
 State = Literal["queued", "running", "waiting", "checking", "paused", "done", "failed"]
 """`waiting`: for a retry, or for another program. `checking`: all bytes are here, the hash is being computed. `done`
@@ -92,11 +91,12 @@ class Download(ModelData, frozen=True, tag="download"):
         return min(self.done / self.total, 1.0) if self.total else 0.0
 
 
-_INTERVAL = 0.2
+_INTERVAL = 0.2  # seconds
 
 
 class DownloadProgress:
-    """Counts the bytes of a download in its process. One thread changes it, several may report; `send` delivers.
+    """Counts the bytes of a download in its process; `send` delivers how it stands, for mere progress a few times a
+    second.
 
     Of each file, by its etag, `here` bytes are on the disk, of which `checked` are hashed."""
 
@@ -107,38 +107,45 @@ class DownloadProgress:
         self.attempt = 1
         self.verified = list(download.verified)
         self._send = send
-        self._state = download
-        self._sent: Download | None = None
-        self._lock = threading.RLock()
+        self._sent = download
+        self._sent_at = 0.0
 
     @property
     def done(self) -> int:
         """Return bytes of all files that are on the disk."""
         return sum(self.here.values())
 
+    def written(self, file: HubFile, size: int) -> None:
+        """Record that `size` bytes of a file are on the disk."""
+        self.here[file.etag] = size
+        self._count()
+
+    def hashed(self, file: HubFile, size: int) -> None:
+        """Record that `size` bytes of a file are checked."""
+        self.checked[file.etag] = size
+        self._count()
+
+    def _count(self) -> None:
+        if self._sent_at and time.monotonic() - self._sent_at > _INTERVAL:
+            self.enter(self._sent.state)
+
     def enter(self, state: State, *, error: CpuchatError | None = None, retry_in: float = 0.0, path: str = "") -> None:
-        """Change the state and report it. `error`: what is waited for, or ended it. `path`: the finished model."""
-        with self._lock:
-            code, message, hint = (error.code, error.message, error.hint) if error is not None else ("", "", "")
-            self._state = replace(
-                self._state, state=state, retry_in=retry_in, path=path, code=code, message=message, hint=hint
-            )
-            self.report()
-
-    def report(self) -> None:
-        """Send how it stands, unless that was sent already."""
-        with self._lock:
-            checked, verified = sum(self.checked.values()), tuple(self.verified)
-            now = replace(self._state, done=self.done, checked=checked, attempt=self.attempt, verified=verified)
-            if now != self._sent:
-                self._sent = now
-                self._send(now)
-
-    def report_by_clock(self) -> None:
-        """Report a few times a second, forever: also while the network or the disk blocks the other thread.
-
-        Not before the first state was entered: until then the bytes on the disk are unknown."""
-        while True:
-            time.sleep(_INTERVAL)
-            if self._sent is not None:
-                self.report()
+        """Report the state, unless nothing changed. `error`: what is waited for, or ended it. `path`: the finished
+        model."""
+        code, message, hint = (error.code, error.message, error.hint) if error is not None else ("", "", "")
+        now = replace(
+            self._sent,
+            state=state,
+            retry_in=retry_in,
+            path=path,
+            code=code,
+            message=message,
+            hint=hint,
+            done=self.done,
+            checked=sum(self.checked.values()),
+            attempt=self.attempt,
+            verified=tuple(self.verified),
+        )
+        if now != self._sent or not self._sent_at:
+            self._sent, self._sent_at = now, time.monotonic()
+            self._send(now)

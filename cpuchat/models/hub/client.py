@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
@@ -299,7 +299,7 @@ class Hub:
     `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied."""
 
     def __init__(self) -> None:
-        self._headers: dict[tuple[str, ...], GGUFHeader] = {}  # by the hashes of the files
+        self._header = lru_cache(_MAX_HEADERS)(_read_header)
 
     def search(self, query: str, *, limit: int = 30) -> list[FoundRepository]:
         """Return at most `limit` repositories with GGUF files whose name contains the words, most downloads first.
@@ -322,17 +322,15 @@ class Hub:
         """Return the header of a model, with the tensors of all parts of a split one; fetches some MB, and keeps the
         last few. Raises ModelDamaged: not a GGUF file, a contradictory header, or missing parts; TooSlow: too many
         parts, or too slow a connection."""
-        key = tuple(file.etag for file in model.files)
-        if (known := self._headers.get(key)) is not None:
-            return known
-        headers, until = [], time.monotonic() + MAX_SECONDS
-        for file in model.files:
-            if time.monotonic() > until:
-                raise too_slow()
-            headers.append(header_from(_Remote(repo.id, repo.revision, file), Path(file.path)))
-        if not model.complete or headers[0].split_count != len(headers):
-            raise ModelDamaged(f"{model.name}: parts are missing in {repo.id}.", "Choose another file.")
-        for old in list(self._headers)[: 1 - _MAX_HEADERS]:
-            self._headers.pop(old, None)
-        found = self._headers[key] = join_parts(headers)
-        return found
+        return self._header(repo.id, repo.revision, model)
+
+
+def _read_header(repo: str, revision: str, model: RepoModel) -> GGUFHeader:
+    headers, until = [], time.monotonic() + MAX_SECONDS
+    for file in model.files:
+        if time.monotonic() > until:
+            raise too_slow()
+        headers.append(header_from(_Remote(repo, revision, file), Path(file.path)))
+    if not model.complete or headers[0].split_count != len(headers):
+        raise ModelDamaged(f"{model.name}: parts are missing in {repo}.", "Choose another file.")
+    return join_parts(headers)

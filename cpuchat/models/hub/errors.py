@@ -177,10 +177,6 @@ def _named(repo: str) -> str:
     return clean_line(repo) or "The repository"
 
 
-def _unreachable(how: str, who: str = "") -> HubOffline:
-    return HubOffline(f"{who or host()} {how}.", f"{_CHECK}; {_LOCAL}")
-
-
 def _no_connection(error: httpx.TransportError) -> HubOffline:
     import httpx
 
@@ -206,7 +202,8 @@ def _no_connection(error: httpx.TransportError) -> HubOffline:
         name, shown = (proxy.variable, f" {without_password(proxy.address)}") if proxy else ("its variable", "")
         how = f"refused: {clean_line(str(error))[:80]}" if refused else "cannot be reached"
         return HubOffline(f"The proxy{shown} {how}.", f"Check {name} (http://USER:PASSWORD@HOST:PORT); {_LOCAL}")
-    return _unreachable("cannot be reached" if isinstance(error, httpx.ConnectError) else "closed the connection", who)
+    how = "cannot be reached" if isinstance(error, httpx.ConnectError) else "closed the connection"
+    return HubOffline(f"{who} {how}.", f"{_CHECK}; {_LOCAL}")
 
 
 def _has_token(response: httpx.Response) -> bool:

@@ -526,7 +526,8 @@ class SummaryCache:
             return msgspec.structs.replace(base, size=size, damaged=damaged, unsupported=unsupported)
         if not cached.summary.name:
             return None
-        model = _with_summary(base, cached.summary)
+        known = {name: getattr(cached.summary, name) for name in HeaderSummary.__struct_fields__}
+        model = msgspec.structs.replace(base, **known)
         if place.alias and model.name == model.architecture:  # a header without a name
             model = msgspec.structs.replace(model, name=place.alias)
         if cached.checksum_error:
@@ -567,10 +568,6 @@ class SummaryCache:
 def _key(parts: list[Path]) -> str:
     """Identify files and the engine, which decides what is unsupported. Raises OSError: one does not exist."""
     return stat_fingerprint(parts) + engine_fingerprint()[:8]
-
-
-def _with_summary(model: LocalModel, summary: HeaderSummary) -> LocalModel:
-    return msgspec.structs.replace(model, **{name: getattr(summary, name) for name in HeaderSummary.__struct_fields__})
 
 
 def summarize(header: GGUFHeader) -> HeaderSummary:
