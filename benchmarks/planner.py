@@ -21,7 +21,7 @@ from common import Row, Target, arguments, machine, report, run_main
 
 from cpuchat.costs.model import CostProfile, bytes_read, pass_cost, prefill_cost
 from cpuchat.costs.usual import Figure
-from cpuchat.models.traffic import dimensions_of, typical_work
+from cpuchat.models.traffic import typical_work
 from cpuchat.planner.specs import MachineSpec, PlannedModel
 from cpuchat.protocol.model_info import ModelWork
 
@@ -85,7 +85,7 @@ def read_points(content: dict[str, Any]) -> list[Point]:
                 quantization,
                 params=1e9 * about["params"],
                 active=about.get("active", about["params"]) / about["params"],
-                dims=dimensions_of(about["dims"]),
+                id=about["dims"],
             )
             model = PlannedModel(
                 name=name,

@@ -19,9 +19,7 @@ from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.speculation.drafters.scored import ScoredDrafter
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.suffix import NgramIndex, ScoredDrafter, SuffixDecoding
 from cpuchat.speculation.stats import PassRecord
 
 TASKS = Path(__file__).with_name("real_text.toml")

@@ -32,9 +32,7 @@ from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.speculation.drafters.scored import ScoredDrafter
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.suffix import NgramIndex, ScoredDrafter, SuffixDecoding
 from cpuchat.speculation.stats import PassRecord
 from tests.speculation.depth.simulator import (
     DRAFTS,

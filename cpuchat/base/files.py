@@ -86,22 +86,6 @@ def read_small(file: Path, max_size: int = 1 << 20) -> bytes:
     return data
 
 
-def append_line(file: Path, line: bytes) -> None:
-    """Append a line to a file that exists; behind a torn last line it begins a new one. Raises OSError."""
-    with file.open("r+b") as stream:
-        if stream.seek(0, 2):
-            stream.seek(-1, 2)
-            line = line if stream.read(1) == b"\n" else b"\n" + line
-        stream.write(line + b"\n")
-
-
-def delete_oldest(folder: Path, pattern: str, keep: int) -> None:
-    """Delete all but the newest `keep` files that match. Raises OSError."""
-    newest_first = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in newest_first[keep:]:
-        file.unlink(missing_ok=True)
-
-
 def read_json(file: Path, decode: Callable[[bytes], T], max_size: int = 1 << 20) -> T:
     """Decode a small file. Raises OSError as `read_small`; ValueError (msgspec's errors are such): another content."""
     try:

@@ -65,7 +65,7 @@ class LineProcess(Generic[A]):
     """
 
     def __init__(
-        self, command: Sequence[str], name: str, answers: Any, failure: type[CpuchatError], **environment: str
+        self, command: Sequence[str], name: str, answers: Any, failure: type[CpuchatError], /, **environment: str
     ) -> None:
         self._command = command
         self._name = name
@@ -83,7 +83,7 @@ class LineProcess(Generic[A]):
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command, stdin=pipe, stdout=pipe, stderr=self._errors, limit=_LINE_LIMIT,
-                    env=child_environment(**self._environment),
+                    env=child_environment(**self._environment), start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 raise self._failure(f"Cannot start the {self._name}: {error.strerror}.") from None

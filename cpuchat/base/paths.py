@@ -112,12 +112,6 @@ kv_dir = _inside(cache_dir, "kv")
 """Saved KV caches of chats, to continue them quickly after a restart."""
 measured_file = _inside(cache_dir, "measured.db")
 """Everything that was measured on this machine."""
-quality_dir = _inside(cache_dir, "quality")
-"""Measured windows of quality measurements, to resume them."""
-pairs_file = _inside(cache_dir, "pairs.json")
-"""Results of comparing draft models with targets."""
-hashes_file = _inside(cache_dir, "hashes.json")
-"""SHA-256 of files that have been read whole."""
 library_file = _inside(cache_dir, "library.json")
 """Summaries of model headers."""
 log_dir = _inside(cache_dir, "logs")

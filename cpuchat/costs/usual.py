@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,10 +66,19 @@ class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own: Figure | None = None
 
 
+class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory of CPUs whose names match `cpu`: channels of a socket, and million transfers per second."""
+
+    cpu: str
+    channels: int
+    mts: int
+
+
 class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cpus.toml."""
 
     cpu: dict[str, _CPU]
+    memory: tuple[_Memory, ...]
     few: Figure
     few_own: Figure
     f16: Figure
@@ -92,24 +101,6 @@ def cpu_of(features: Collection[str]) -> str:
     return next((name for feature, name in _BY_FEATURE if feature in features), "arm64")
 
 
-def int8_tops(
-    cpu: str,
-    cores: float,
-    clock_ghz: float = USUAL_GHZ,
-    *,
-    sockets: int = 1,
-    scenario: Scenario = "value",
-    own: bool = True,
-) -> float:
-    """Return tera-operations per second in products of quantized matrices, all cores together; `own`: with cpuchat's
-    kernels where they run."""
-    found, each = usual(), cores / sockets
-    beyond = min(max(math.log(each / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if each > _FULL else 0.0
-    rates = found.cpu[cpu]
-    rate = rates.own if own and rates.own is not None else rates.int8
-    return cores * found.scaling.value**beyond * clock_ghz * rate.at(scenario) / 1e3
-
-
 def usual_profile(
     cpu: str,
     cores: float,
@@ -128,23 +119,29 @@ def usual_profile(
         l3_bytes: of all L3 caches; 0: not known.
         own: types that cpuchat's kernels compute, where they run.
     """
-    found = usual()
-    tops = partial(int8_tops, cpu, cores, clock_ghz, sockets=sockets, scenario=scenario)
+    found, each = usual(), cores / sockets
+    beyond = min(max(math.log(each / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if each > _FULL else 0.0
+    scaled = cores * found.scaling.value**beyond * clock_ghz / 1e3
+
+    def tops(kernels: Figure) -> float:
+        """Return tera-operations per second in products of quantized matrices, all cores together."""
+        return scaled * kernels.at(scenario)
+
+    int8, own_int8 = found.cpu[cpu].int8, found.cpu[cpu].own
     barrier = found.barrier_us.value * 1e-6 * math.log2(2 * cores) * sockets
 
     def rate(kind: str, n: int) -> float:
-        is_own = kind in own and found.cpu[cpu].own is not None
-        single = found.few_own if is_own else found.few
+        kernels, single = (own_int8, found.few_own) if kind in own and own_int8 is not None else (int8, found.few)
         few = single.value ** (1 - math.log(n) / math.log(_TOKENS[-1]))
         is_float = BITS[kind] >= BITS["F16"]
-        full = tops(own=is_own) * (found.f16.value if is_float else 1.0)
+        full = tops(kernels) * (found.f16.value if is_float else 1.0)
         computing = n * 8 / BITS[kind] / (few * full * 1e12 / 2)
         return (decode**-_OVERLAP + computing**_OVERLAP) ** (-1 / _OVERLAP)
 
     return CostProfile(
         bandwidth=decode,
         products=tuple(ProductRate(kind, tuple((float(n), rate(kind, n)) for n in _TOKENS)) for kind in BITS),
-        attention=((1.0, found.attention.value * tops(own=False) * 1e12 / 2),),
+        attention=((1.0, found.attention.value * tops(int8) * 1e12 / 2),),
         layer_s=_BARRIERS * barrier,
         l3_bytes=l3_bytes,
     )

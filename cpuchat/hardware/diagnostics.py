@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoretical
-from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.counters import Kernel
 from cpuchat.hardware.knobs import Knob, container, read_knobs
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
-from cpuchat.hardware.monitor import UNTRIED, CounterState, counter_states
-from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, launch_command
+from cpuchat.hardware.monitor import counter_states
+from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.hardware.sysfs import read_text
@@ -30,9 +29,10 @@ from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import NO_PEAKS, Peaks
+from cpuchat.telemetry.metric import Metric, missing
 
-_PATIENCE_SECONDS = 10.0
 _DEFAULT = PlacementSpec()
+_UNTRIED: Metric[str] = missing("not opened yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +59,18 @@ class DiagnosticFacts:
     theoretical: Theoretical | None = None
     peaks: Peaks = NO_PEAKS
     knobs: tuple[Knob, ...] = ()
-    counter: CounterState = UNTRIED
-    power: CounterState = UNTRIED
+    counter: Metric[str] = _UNTRIED
+    power: Metric[str] = _UNTRIED
     engine: EngineInfo | None = None
     engine_error: CpuchatError | None = None
 
 
 def refused_policy(words: str) -> str:
-    """Try a memory policy in a process of its own; returns why the kernel rejects it, "" when it does not."""
-    code = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
-    try:
-        command = launch_command(words, python_command("-c", code))
-        done = subprocess.run(
-            command, env=child_environment(), capture_output=True, text=True, timeout=_PATIENCE_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError, CpuchatError) as error:
-        return str(error)
-    return done.stdout.strip()
+    """Try a memory policy in a thread of its own, whose memory it would be; returns why the kernel rejects it, "" when
+    it does not."""
+    with ThreadPoolExecutor(1) as thread:
+        error = thread.submit(apply, parse_policy(words)).exception()
+    return str(error) if error is not None else ""
 
 
 def gather_facts(
@@ -145,69 +140,55 @@ class Finding:
     fix: str = ""
 
 
-_AUTO = "engine.cores auto, engine.threads 0"
-
-
-def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report settings that this machine cannot apply."""
+def cores(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report settings that this machine cannot apply, and two threads on one core, which share its execution units and
+    its path to memory."""
+    spec, placed = facts.spec, facts.placement
     if problem := facts.problems.get("cores") or facts.problems.get("threads"):
-        words = f"engine.cores {facts.spec.cores}, engine.threads {facts.spec.threads}: {problem}"
+        words = f"engine.cores {spec.cores}, engine.threads {spec.threads}: {problem}"
         yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
     if problem := facts.problems.get("memory_policy"):
-        words = f"engine.memory_policy {facts.spec.memory_policy}: {problem}"
+        words = f"engine.memory_policy {spec.memory_policy}: {problem}"
         yield Finding("problem", "The configured memory policy cannot be used", words, "Set it to auto.")
-    if facts.policy_refused and facts.placement is not None:
-        evidence = f"{facts.placement.memory_policy.words}: {facts.policy_refused}"
+    if placed is None:
+        return
+    if facts.policy_refused:
+        evidence = f"{placed.memory_policy.words}: {facts.policy_refused}"
         fix = "In a container, allow set_mempolicy: docker run --cap-add SYS_NICE."
         yield Finding("warning", "The memory policy is not in effect", evidence, fix)
-
-
-def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report SMT siblings in use: two threads on one core share its execution units and its path to memory."""
-    if facts.placement is None:
-        return
-    n, shared = len(facts.placement.cpus), n_sharing_a_core(facts.topology, facts.placement.cpus)
-    if shared:
-        evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.placement.cpus)})"
-        yield Finding("warning", "SMT siblings are in use", evidence, f"Use one thread per core: {_AUTO}.")
+    n = len(placed.cpus)
+    if shared := n_sharing_a_core(facts.topology, placed.cpus):
+        evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(placed.cpus)})"
+        fix = "Use one thread per core: engine.cores auto, engine.threads 0."
+        yield Finding("warning", "SMT siblings are in use", evidence, fix)
     elif facts.topology.smt:
-        n_cores = facts.topology.n_cores(facts.placement.cpus)
-        yield Finding("ok", "one thread per core", f"{n} threads on {n_cores} cores")
-
-
-def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report a cgroup CPU quota below the number of cores, which throttles all threads periodically."""
-    granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
-    if granted is None:
-        return
-    if facts.spec.threads > max(math.floor(granted), 1):
-        evidence = f"{facts.spec.threads} threads configured, cgroup CPU quota: {granted:g}"
-        yield Finding("problem", "The CPU quota is below the thread count", evidence, "Set engine.threads to 0.")
-    elif granted < cores:
-        evidence = f"cgroup CPU quota: {granted:g}, {cores} cores available"
-        fix = "Raise cpu.max (docker run --cpus), or better assign whole cores (--cpuset-cpus)."
-        yield Finding("warning", "The CPU quota leaves cores unused", evidence, fix)
-    else:
-        yield Finding("ok", "CPU quota", f"{granted:g} CPUs for {cores} cores")
+        yield Finding("ok", "one thread per core", f"{n} threads on {facts.topology.n_cores(placed.cpus)} cores")
 
 
 def others(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report other load: a thread that waits for its core delays all others."""
-    cores = len(facts.topology.cores)  # the figure is of the whole machine, also in a container
-    if facts.load is None or not cores:
-        return
-    evidence = f"load average {facts.load:.1f} over the last minute, {cores} cores"
-    if facts.load > cores / 2:
-        level: Level = "warning" if facts.load > cores else "advice"
-        yield Finding(level, "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
-    else:
-        yield Finding("ok", "other load", evidence)
-
-
-def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report a virtual machine, whose caches and nodes may differ from the host's."""
-    if facts.topology.virtual:
-        evidence = f"{facts.topology.virtual}; reports {facts.topology.cores_words}, {facts.topology.nps_words}"
+    """Report who else has a part of the machine: a cgroup CPU quota throttles all threads periodically, a thread that
+    waits for its core delays all others, and a virtual machine may show other caches and nodes than the host has."""
+    machine = facts.topology
+    n, usable = len(machine.cores), len(machine.allowed_cores)
+    if (granted := machine.quota) is not None:
+        if facts.spec.threads > max(math.floor(granted), 1):
+            evidence = f"{facts.spec.threads} threads configured, cgroup CPU quota: {granted:g}"
+            yield Finding("problem", "The CPU quota is below the thread count", evidence, "Set engine.threads to 0.")
+        elif granted < usable:
+            evidence = f"cgroup CPU quota: {granted:g}, {usable} cores available"
+            fix = "Raise cpu.max (docker run --cpus), or better assign whole cores (--cpuset-cpus)."
+            yield Finding("warning", "The CPU quota leaves cores unused", evidence, fix)
+        else:
+            yield Finding("ok", "CPU quota", f"{granted:g} CPUs for {usable} cores")
+    if facts.load is not None and n:  # of the whole machine, also in a container
+        evidence = f"load average {facts.load:.1f} over the last minute, {n} cores"
+        if facts.load > n / 2:
+            level: Level = "warning" if facts.load > n else "advice"
+            yield Finding(level, "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
+        else:
+            yield Finding("ok", "other load", evidence)
+    if machine.virtual:
+        evidence = f"{machine.virtual}; reports {machine.cores_words}, {machine.nps_words}"
         fix = "Rely on `cpuchat probe`; on the host, pin virtual CPUs to dedicated cores."
         yield Finding("advice", "Virtual machine: the topology is unverified", evidence, fix)
 
@@ -236,39 +217,27 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
             fix = error.hint or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
             yield Finding("problem", "The engine does not start", error.message, fix)
         return
-    flags, features = facts.topology.flags, set(facts.engine.features)
+    flags, module = facts.topology.flags, facts.engine.module
+    missing = [name for flag, name in FEATURES.items() if flag in flags and name not in facts.engine.features]
+    foreign = [name for flag, name in FEATURES.items() if flag not in flags and name in facts.engine.features]
+    has = ", ".join(facts.engine.features) or "no optional features"
     if not flags:
         return
-    missing = [name for flag, name in FEATURES.items() if flag in flags and name not in features]
-    foreign = [name for flag, name in FEATURES.items() if name in features and flag not in flags]
-    has = ", ".join(facts.engine.features) or "no optional features"
     if foreign:
         evidence = f"built with {', '.join(foreign)}, which this CPU lacks; it may crash at any time"
         yield Finding("problem", "The engine was built for another CPU", evidence, _REBUILD)
-    elif (module := facts.engine.module) and module in facts.engine.modules:
+    elif module in facts.engine.modules:
         yield Finding("ok", f"CPU module {module} of the engine's wheel", has)
-        return
-    elif module:  # whose instructions are a choice
+    elif module:
         title = f"The CPU module {module} leaves out instructions of this CPU"
         evidence = f"it has {has}; this CPU also runs {', '.join(facts.engine.modules)}"
         yield Finding("advice", title, evidence, "Set engine.cpu_module to auto.")
-        return
-    if missing:
+    elif not missing:
+        yield Finding("ok", "engine built for this CPU", has)
+    if missing and (foreign or not module):  # those of a module are a choice
         level = "problem" if _MATTERS & {*missing} else "warning" if _MATTERS_LESS & {*missing} else "advice"
         evidence = f"the CPU has {', '.join(missing)}; the engine has {has}"
         yield Finding(level, f"The engine was built without {', '.join(missing)}", evidence, _REBUILD)
-    elif not foreign:
-        yield Finding("ok", "engine built for this CPU", has)
-
-
-def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report missing counters: without one, memory traffic is only estimated from the model."""
-    if facts.counter.name:
-        yield Finding("ok", "memory counter", f"{facts.counter.name} available")
-    elif facts.counter.how:
-        title = "No counter of memory traffic is available; traffic is estimated from the model"
-        where = "On the host of this container: " if facts.container else ""
-        yield Finding("advice", title, facts.counter.why, f"{where}{facts.counter.how}")
 
 
 _GOOD_SHARE = 0.65
@@ -326,12 +295,9 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
     if sockets > 1 and count == 1:
         fix = "Set NPS1 in the firmware setup: memory latency drops by about 90 ns."
         yield Finding("warning", "NPS0: both sockets are one NUMA node", evidence, fix)
-    elif count > 4 * sockets:
-        fix = 'Disable "L3 as NUMA domain" in the firmware setup; a single model reads all memory evenly.'
-        yield Finding("advice", "Each L3 group is a NUMA node", evidence, fix)
     elif count > sockets:
-        fix = "Set NPS1 in the firmware setup if this machine runs one model: about 1 to 3 % faster."
-        yield Finding("advice", f"NPS{count // sockets}: several NUMA nodes per socket", evidence, fix)
+        fix = 'Set NPS1 in the firmware, without "L3 as NUMA domain", if it runs one model: about 1 to 3 % faster.'
+        yield Finding("advice", f"{machine.nps_words}: several NUMA nodes per socket", evidence, fix)
     else:
         yield Finding("ok", "NPS1", evidence)
 
@@ -361,12 +327,8 @@ def _gb(n_bytes: float | None) -> str:
     return f"{units.gigabytes(n_bytes or 0)} GB"
 
 
-_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
-    engine, counters, settings, siblings, quota, others, virtual, knobs, bandwidth, nodes, room,
-)  # fmt: skip
-
-
 def examine(facts: DiagnosticFacts) -> list[Finding]:
     """Return all findings, the worst first. What is unknown on a machine has none."""
-    found = [finding for check in _CHECKS for finding in check(facts)]
+    checks = (engine, cores, others, knobs, bandwidth, nodes, room)
+    found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters.perf_events import ROOT, CannotCount, Counter, Kernel
-from cpuchat.hardware.counters.uncore import open_power, open_traffic
+from cpuchat.hardware.counters import ROOT, CannotCount, Counter, Kernel, open_power, open_traffic
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.metric import Metric, missing
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -25,42 +24,22 @@ _MAX_BYTES_PER_S, _MAX_WATTS = 2e12, 2000.0
 V = TypeVar("V", Bandwidth, Power)
 
 
-@dataclass(frozen=True, slots=True)
-class CounterState:
-    """Whether a counter opens: its `name`, "" if it does not; then `why`, and `how` to make it readable."""
-
-    name: str = ""
-    why: str = ""
-    how: str = ""
-
-    def __str__(self) -> str:
-        return self.name or f"n/a: {self.problem}"
-
-    @property
-    def problem(self) -> str:
-        return f"{self.why}; {self.how}" if self.how else self.why
-
-
-UNTRIED = CounterState("", "not opened yet")
-
-
-def counter_states(topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> tuple[CounterState, ...]:
-    """Try the counters of memory traffic and of power; each is closed again. Never raises."""
-    found: list[CounterState] = []
+def counter_states(topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> tuple[Metric[str], ...]:
+    """Try the counters of memory traffic and of power; each is closed again. Return the name of each, or why it does
+    not open and what makes it readable. Never raises."""
+    found: list[Metric[str]] = []
     for opener in (open_traffic, open_power):
         try:
             counter = opener(topology, root, kernel)
             counter.close()
-            found.append(CounterState(counter.name))
+            found.append(Metric(counter.name))
         except Exception as error:
-            found.append(_failed(error))
+            found.append(missing(_problem(error)))
     return tuple(found)
 
 
-def _failed(error: Exception) -> CounterState:
-    if isinstance(error, CannotCount):
-        return CounterState("", error.why, error.how)
-    return CounterState("", f"unexpected {type(error).__name__}: {error}")
+def _problem(error: Exception) -> str:
+    return str(error) if isinstance(error, CannotCount) else f"unexpected {type(error).__name__}: {error}"
 
 
 class _Watched(Generic[V]):
@@ -71,7 +50,7 @@ class _Watched(Generic[V]):
     def __init__(
         self, opener: Callable[[], Counter], figure: Callable[[str, float, tuple[float, ...]], V | None]
     ) -> None:
-        self.why = UNTRIED.why
+        self.why = "not opened yet"
         self._opener = opener
         self._figure = figure
         self._counter: Counter | None = None
@@ -95,7 +74,7 @@ class _Watched(Generic[V]):
                 self.why = "" if self._value is not None else f"{counter.name} has no reading at the moment"
         except Exception as error:
             self._release()
-            self.why = _failed(error).problem
+            self.why = _problem(error)
         return self._value
 
     def close(self) -> None:

@@ -38,8 +38,6 @@ KEPT_SECONDS: Final = 30 * 86_400.0
 UNSTEADY_SECONDS: Final = 3_600.0
 """...and seconds if its measurements scattered, or other programs disturbed it, so that it is repeated when the machine
 may be idle."""
-_MAX_COMPARED: Final = 10_000.0
-"""More is no count of this program's: it forgets."""
 _MIN_TOKENS = 64
 """Tokens of an answer from which its mean time per token counts."""
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
@@ -196,15 +194,11 @@ def accepted(target: str, draft: str) -> tuple[float, float]:
     """Return how many tokens of a draft model in earlier answers the target wrote too, and of how many, older ones
     counting less. Both by fingerprints."""
     found = store.find(Subject(model=(target, draft)), ACCEPTED, tuple[float, float])
-    return found.value if found is not None and _is_possible(found.value) else (0.0, 0.0)
+    return found.value if found is not None else (0.0, 0.0)
 
 
 def keep_accepted(target: str, draft: str, counts: tuple[float, float]) -> None:
     store.keep(Subject(model=(target, draft)), ACCEPTED, counts)
-
-
-def _is_possible(counts: tuple[float, float]) -> bool:
-    return 0 <= counts[0] <= counts[1] <= _MAX_COMPARED
 
 
 def costs_of_target(fingerprint: str) -> TargetCosts:
@@ -217,7 +211,7 @@ def costs_of_target(fingerprint: str) -> TargetCosts:
     draft_ms = {one.subject.model[-1]: one.value.draft_ms for one in found if one.value.draft_ms > 0}
     counts = {
         one.subject.model[-1]: one.value for one in store.find_all(ACCEPTED, tuple[float, float])
-        if fingerprint and one.subject.model[0] == fingerprint and _is_possible(one.value)
+        if fingerprint and one.subject.model[0] == fingerprint
     }  # fmt: skip
     rates = {draft: written / n for draft, (written, n) in counts.items() if n >= MIN_COMPARED}
     return TargetCosts(found[-1].value.verify_ms if found else (), draft_ms, rates)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,33 +22,6 @@ MODULE_VARIABLE: Final = "CPUCHAT_ENGINE_CPU_MODULE"
 """Tells a process which module to open, as it stands for the setting: a name, or `AUTO` for the highest score."""
 _PREFIX: Final = "libggml-cpu-"
 _MAX: Final = 4
-_AVX2: Final = "AVX F16C FMA AVX2 BMI2"
-_AVX512: Final = f"{_AVX2} AVX512"
-_FP16: Final = "NEON DOTPROD FP16_VA"
-_FEATURES: Final = {
-    "x64": "",
-    "sse42": "",
-    "sandybridge": "AVX",
-    "ivybridge": "AVX F16C",
-    "piledriver": "AVX F16C FMA",
-    "haswell": _AVX2,
-    "alderlake": f"{_AVX2} AVX_VNNI",
-    "skylakex": _AVX512,
-    "cannonlake": f"{_AVX512} AVX512_VBMI",
-    "cascadelake": f"{_AVX512} AVX512_VNNI",
-    "icelake": f"{_AVX512} AVX512_VBMI AVX512_VNNI",
-    "cooperlake": f"{_AVX512} AVX512_VNNI AVX512_BF16",
-    "zen4": f"{_AVX512} AVX512_VBMI AVX512_VNNI AVX512_BF16",
-    "sapphirerapids": f"{_AVX512} AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_INT8",
-    "armv8.0_1": "NEON",
-    "armv8.2_1": "NEON DOTPROD",
-    "armv8.2_2": _FP16,
-    "armv8.2_3": f"{_FP16} SVE",
-    **dict.fromkeys(("armv8.6_1", "armv8.6_2", "armv9.2_1", "armv9.2_2"), f"{_FP16} SVE MATMUL_INT8"),
-    "apple_m1": "NEON DOTPROD",
-    **dict.fromkeys(("apple_m2_m3", "apple_m4"), "NEON DOTPROD MATMUL_INT8"),
-}
-"""What modules are compiled for (ggml/src/CMakeLists.txt), in the names of `topology.FEATURES`, by rising score."""
 _DOT_PRODUCTS: Final = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2")
 """Features that the dot products of x86 modules rest on; those without any are for CPUs that run no other."""
 
@@ -59,15 +33,17 @@ def engine_cpu(cpu_module: str = AUTO, root: Path = ROOT) -> Instructions:
     """
     here, modules = instructions(root), installed()
     name = os.environ.get(MODULE_VARIABLE, AUTO) if cpu_module == AUTO else cpu_module
+    known = {one: used for one, used in _features().items() if one in modules}
     if name == AUTO:
-        name = next((one for one in reversed(_FEATURES) if one in modules and here.features.issuperset(_of(one))), "")
-    if name not in modules or name not in _FEATURES:
-        return here
-    return Instructions(here.features & _of(name), here.sve_bytes)
+        name = next((one for one in reversed(known) if here.features.issuperset(known[one])), "")
+    return Instructions(here.features & known[name], here.sve_bytes) if name in known else here
 
 
-def _of(module: str) -> frozenset[str]:
-    return frozenset(_FEATURES.get(module, "").split())
+@functools.cache
+def _features() -> dict[str, frozenset[str]]:
+    """Return what modules are compiled for, by rising score."""
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {name: frozenset(features) for name, features in rows.items()}
 
 
 @functools.cache
@@ -84,8 +60,8 @@ def fastest_first(scores: Mapping[str, int]) -> tuple[str, ...]:
     """
     found: dict[str, str] = {}
     for name in sorted((name for name, score in scores.items() if score > 0), key=scores.__getitem__, reverse=True):
-        features = _of(name)
-        is_x86 = name in _FEATURES and "NEON" not in features
+        features = _features().get(name, frozenset())
+        is_x86 = name in _features() and "NEON" not in features
         family = next((one for one in _DOT_PRODUCTS if one in features), "" if is_x86 else name)
         if not found or family:
             found.setdefault(family, name)

@@ -150,11 +150,6 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     full: int = 0
     looked_up: float = 0.0
 
-    @property
-    def kv_values(self) -> int:
-        """Return the values of K and V that a layer keeps for a token."""
-        return self.kv_row or 2 * self.kv_heads * self.head
-
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: tuple[Dimensions, ...]
@@ -165,11 +160,6 @@ def dimensions() -> tuple[Dimensions, ...]:
     """Return the known configurations."""
     text = Path(__file__).with_name("dimensions.toml").read_text(encoding="utf-8")
     return msgspec.convert(toml.loads(text), prepared(_File)).model
-
-
-def dimensions_of(id: str) -> Dimensions | None:
-    """Return the configuration of a model of the catalog; None when it is not known."""
-    return next((one for one in dimensions() if any(fnmatch.fnmatch(id, pattern) for pattern in one.ids)), None)
 
 
 def typical_work(
@@ -191,11 +181,13 @@ def typical_work(
     """
     kind = main_type(quantization)
     params = params or 8 * size / usual_bits(quantization)
-    known = dims or dimensions_of(id)
+    named = (one for one in dimensions() if any(fnmatch.fnmatch(id, pattern) for pattern in one.ids))
+    known = dims or next(named, None)
     if known is None:  # that with the nearest number of parameters, on a ratio scale
         alike = [one for one in dimensions() if one.params and (one.experts > 0) == (active < 1)]
         known = min(alike, key=lambda one: abs(1e9 * one.params / params - params / (1e9 * one.params)))
     per_value = size / params
+    kv_values = known.kv_row or 2 * known.kv_heads * known.head
     tables = min(known.looked_up, 0.9 * params)
     active, params = active * params, params - tables
     active /= params
@@ -216,7 +208,7 @@ def typical_work(
         alike=ALIKE,
         on_disk=tables * per_value if tables * per_value > fit.LAZY_BYTES else 0,
         attention=tuple(
-            Attention(2.0 * layers * known.kv_values, layers * known.heads * 2 * known.head, window)
+            Attention(2.0 * layers * kv_values, layers * known.heads * 2 * known.head, window)
             for layers, window in ((known.full, 0), (known.layers - known.full, known.window))
             if layers
         ),

@@ -45,7 +45,7 @@ HERE = "this"
 """The name of the machine that cpuchat runs on."""
 MAX_BYTES = 1 << 20
 _FOLDER = Path(__file__).parent
-_WORDS = re.compile(r"[a-z]+|\d+")
+_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
 _LARGE = 1e12  # bytes of weights that no cache holds
 _MEASURED_MAX = 1.05  # of the theoretical bandwidth: data sheets round
@@ -228,7 +228,6 @@ _FIGURES = frozenset(
 
 USUAL = "Q4_K_M"
 _SIZES = [name for name in SHAPES if name[0].isdigit()]  # the others are for tests
-_MODEL_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 _TOO_SMALL = 1e6  # parameters: a header without matrices
 
 
@@ -281,8 +280,8 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     except ModelNotFound:
         if name.lower().endswith(".gguf"):
             raise
-    words = _model_words(name) or {name}
-    found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _model_words(entry.id)]
+    words = _words(name) or {name}
+    found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
     if len(found) == 1:
         return models_here(catalog, folders, quantization).get(found[0].id) or from_catalog(found[0], quantization)
     if found:
@@ -323,10 +322,6 @@ def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = ""
 
 def _choices(ids: Sequence[str], max_names: int = 4) -> str:
     return " or ".join(ids[:max_names]) + (f" or {len(ids) - max_names} more" if len(ids) > max_names else "")
-
-
-def _model_words(name: str) -> frozenset[str]:
-    return frozenset(_MODEL_WORDS.findall(name.lower()))
 
 
 def _divided(text: str) -> tuple[str, str]:

@@ -289,12 +289,13 @@ def about(facts: DiagnosticFacts) -> list[Row]:
         features = ", ".join(engine.features) or "no optional CPU features"
         version = f"llama.cpp {engine.llama_commit or engine.version} with {features}"
         version += f" · CPU module: {module_words(engine)} · kernels: {kernel_words(engine)}"
+    traffic, power = (one.value or f"n/a: {one.why}" for one in (facts.counter, facts.power))
     return [
         ("cores", cores),
         ("memory", " · ".join(memory)),
         ("bandwidth", read_bandwidth(facts)),
         ("NUMA", f"{facts.topology.nps_words} · {policy}"),
-        ("counters", f"memory traffic: {facts.counter} · power: {facts.power}"),
+        ("counters", f"memory traffic: {traffic} · power: {power}"),
         ("engine", version),
         ("settings", " · ".join(chosen)),
     ]
@@ -318,8 +319,8 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "peak_source": peak.source if peak is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
         "memory_policy": facts.placement.memory_policy.words if facts.placement is not None else None,
-        "counter": facts.counter.name or None,
-        "power": facts.power.name or None,
+        "counter": facts.counter.value,
+        "power": facts.power.value,
         "engine": {
             "commit": engine.llama_commit,
             "features": engine.features,

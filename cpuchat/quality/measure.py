@@ -1,12 +1,8 @@
-"""Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed.
-
-Measured windows are kept on disk, in one file of JSON lines for each pair of models and text: a line is appended for
-every window, and a torn last line is ignored.
-"""
+"""Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed, as each
+measured window is kept (`measure.store`)."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,51 +13,20 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cpuchat.base import paths
-from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
-from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
+from cpuchat.measure import store
+from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
 from cpuchat.quality.messages import Answer, Disagreement, Loading, Planned, QualityFinished, QualityStart, Scored, Text
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
 from cpuchat.quality.texts import builtin_texts
 
-_KEPT_FILES = 50
-
-
-class SavedWindows:
-    """The windows of one measurement in `folder`, named after what was `measured`. Where they cannot be written, none
-    are kept, and no measurement fails."""
-
-    def __init__(self, folder: Path, *measured: object) -> None:
-        key = hashlib.blake2b(msgspec.json.encode(measured), digest_size=16).hexdigest()
-        self._file = folder / f"{key}.jsonl"
-
-    def read(self) -> list[Scored]:
-        """Return what is saved, each window once."""
-        windows: dict[int, Scored] = {}
-        with contextlib.suppress(OSError):
-            for line in read_small(self._file, 256 << 20).splitlines():
-                with contextlib.suppress(ValueError, RecursionError):
-                    window = msgspec.json.decode(line, type=prepared(Scored))
-                    windows[window.window] = window
-        return list(windows.values())
-
-    def append(self, window: Scored) -> None:
-        """Save one window."""
-        with contextlib.suppress(OSError):
-            if not self._file.exists():
-                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                delete_oldest(self._file.parent, "*.jsonl", _KEPT_FILES - 1)
-                self._file.touch()
-            append_line(self._file, msgspec.json.encode(window))
-
-
+_KEPT = "window of a quality measurement"
 N_CTX = 512
 """Tokens of a window, llama-perplexity's default."""
 WORST = 10
@@ -107,7 +72,7 @@ class QualityProgress:
 
 class QualityMeasurement:
     """Compares each of `others` with `base`, over `texts`. `comparisons` grows while `run` runs, and stays valid when
-    that is cancelled. `engine`: its version; others give other logits. `folder`: where windows are kept; None: nowhere.
+    that is cancelled. `engine`: its version; others give other logits.
 
     Raises:
         UsageError: no model to compare with.
@@ -123,7 +88,6 @@ class QualityMeasurement:
         *,
         engine: str,
         n_ctx: int = N_CTX,
-        folder: Path | None = None,
     ) -> None:
         if not others:
             raise UsageError("No model to compare with.", "Name at least two: the base and another one.")
@@ -135,17 +99,20 @@ class QualityMeasurement:
             require_same_vocabulary(self.header, comparison.header)
         self.progress = QualityProgress()
         self._texts = tuple(texts)
-        self._saved: list[SavedWindows] = []
-        if folder is not None:
-            fingerprint = file_fingerprint(base)
-            for path in others:
-                what = fingerprint, file_fingerprint(path), n_ctx, engine, self._texts
-                self._saved.append(SavedWindows(folder, *what))
+        digest = hashlib.blake2b(msgspec.json.encode(self._texts), digest_size=16).hexdigest()
+        self._on = Subject(build=engine, settings={"n_ctx": n_ctx, "texts": digest})
+        fingerprint = file_fingerprint(base)
+        self._pairs = [(fingerprint, file_fingerprint(path)) for path in others]
 
     def restore(self) -> None:
-        """Take over the windows that an earlier run has measured."""
-        for comparison, saved in zip(self.comparisons, self._saved, strict=False):
-            comparison.windows.update((window.window, window) for window in saved.read())
+        """Take over the windows that earlier runs have measured."""
+        for one in store.find_all(_KEPT, Scored):
+            for pair, comparison in zip(self._pairs, self.comparisons, strict=True):
+                if one.subject == self._subject(pair, one.value.window):
+                    comparison.windows[one.value.window] = one.value
+
+    def _subject(self, pair: tuple[str, str], window: int) -> Subject:
+        return msgspec.structs.replace(self._on, model=pair, settings={**self._on.settings, "window": window})
 
     async def run(self, placement: Placement, tell: Callable[[QualityProgress], None] = lambda _: None) -> None:
         """Measure what is missing. Cancelling ends the process and keeps every complete window. `tell` is called after
@@ -182,8 +149,7 @@ class QualityMeasurement:
                         self.comparisons[answer.other].windows[answer.window] = answer
                         progress.loading = ""
                         progress.done += 1
-                        if self._saved:
-                            self._saved[answer.other].append(answer)
+                        store.keep(self._subject(self._pairs[answer.other], answer.window), _KEPT, answer)
                         seconds, new = time.monotonic() - started, progress.done - before
                         progress.seconds_left = seconds / new * (progress.total - progress.done)
                     case QualityFinished():
@@ -212,7 +178,7 @@ def open_measurement(base: Path, others: Sequence[Path], texts: Sequence[Text] =
     """Return the measurement over `texts`, by default the built-in ones, with what earlier runs have measured of it.
     Raises what `QualityMeasurement` raises."""
     engine = metadata.version("llama-cpp-python")
-    found = QualityMeasurement(base, others, texts or builtin_texts(), engine=engine, folder=paths.quality_dir())
+    found = QualityMeasurement(base, others, texts or builtin_texts(), engine=engine)
     found.restore()
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -30,11 +30,22 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
-from cpuchat.telemetry.roofline import Reach, Roofline, RooflineMeter
-from cpuchat.telemetry.speculation import DraftingFigures, SpeculationMeter
+from cpuchat.telemetry.roofline import (
+    MIN_PREFILL,
+    Decoding,
+    Evaluated,
+    Reach,
+    Roofline,
+    SampleAverage,
+    has_costs,
+    plain_rate,
+    roofline,
+    whole_answer,
+)
+from cpuchat.telemetry.speculation import DraftingFigures, drafting
 
 _T = TypeVar("_T")
 AT_THE_END = "at the end"
@@ -82,6 +93,7 @@ _OF_AN_ANSWER = (PrefillProgress, TextDelta, SpeculationUpdate, GenerationFinish
 SAMPLE_MS = 500.0
 HISTORY_SECONDS = 60
 _LIVE_MS = 1000.0
+_UPDATES = 5  # the worker tells four times a second what it evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +151,11 @@ class Meter:
         self._phase: Phase = "idle"
         self._n_past: int | None = None
         self._failed = False
-        self._speculation = SpeculationMeter()
-        self._roofline = RooflineMeter()
+        self._asked = Speculation()  # of the running or the next answer
+        self._reach = Reach()
+        self._best_prefill: float | None = None  # tok/s since the model was loaded
+        self._is_alone = False  # of one of these prompts, which was long enough
+        self._machine: MachineSample | None = None
         self._model: ModelInfo | None = None
         self._reported: set[str] = set()  # figures that the server did report, against `ModelInfo.unreported`
         self._reset(0)
@@ -161,20 +176,28 @@ class Meter:
         self._cpu_wait: float | None = None
         self._timings: Timings | None = None  # of the answer, once it is complete
         self._failed = False
-        self._speculation.reset()
-        self._roofline.reset()
+        self._reset_drafting()
+
+    def _reset_drafting(self) -> None:
+        self._figures: SpeculationFigures | None = None
+        self._figures_at = (0, 0.0)  # tokens, and ms of decoding
+        self._evaluated: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
+        self._is_long = False  # the prompt
+        self._average = SampleAverage()
 
     def expect(self, speculation: Speculation) -> None:
         """Set how the next answer (or the one that begins) is drafted."""
-        self._speculation.asked = speculation
+        self._asked = speculation
 
     def predicted(self, reach: Reach) -> None:
-        """Set what the cores of the loaded model reach by the cost model."""
-        self._roofline.predicted(reach)
+        """Set what the cores of the loaded model reach by the newest measurement, which the ceilings rest on then."""
+        self._reach = reach
 
     def machine(self, sample: MachineSample) -> None:
         """Record a sample of the counters (hardware.monitor); a few times a second is enough."""
-        self._roofline.machine(sample, self._predicted_n, self._phase == "decoding")
+        self._machine = sample
+        if self._phase == "decoding":
+            self._average.add(sample, self._predicted_n)
 
     def request_started(self, now: float) -> None:
         """Record that a request was sent: this clears the last answer's figures; prefill begins."""
@@ -217,8 +240,9 @@ class Meter:
                 self._prefill_progress(event, now)
             case SpeculationUpdate():
                 decode_ms = self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
-                self._speculation.update(event.figures, event.predicted_n, decode_ms)
-                self._roofline.update(event.figures, event.predicted_n)
+                self._figures, self._figures_at = event.figures, (event.predicted_n, decode_ms)
+                if event.figures.passes:
+                    self._evaluated.append(Evaluated.of(event.figures, event.predicted_n))
             case GenerationFinished():
                 self._finish(event)
             case ContextTrimmed():
@@ -260,8 +284,8 @@ class Meter:
         self._model, self._reported = model, set()
         if model is not None:
             self._timings = None
-        self._speculation.model(model)
-        self._roofline.model(model)
+        self._best_prefill, self._is_alone, self._reach = None, False, Reach()
+        self._reset_drafting()
 
     @property
     def _on_server(self) -> bool:
@@ -292,8 +316,14 @@ class Meter:
 
     def prefill_s(self, n_tokens: int) -> float | None:
         """Return about how many seconds the loaded model needs to read that many tokens; None when it is not known."""
-        rate = self._roofline.prefill_tok_s
+        rate = self._best_prefill or self._reach.compute_tok_s
         return n_tokens / rate if rate else None
+
+    def _prefilled(self, n_tokens: int, tok_s: float | None) -> None:
+        """Record that `n_tokens` of a prompt were evaluated at `tok_s`. A short one only raises what is known."""
+        self._is_long = n_tokens >= MIN_PREFILL
+        if tok_s is not None and (self._is_long or self._best_prefill is not None):
+            self._best_prefill = max(tok_s, self._best_prefill or 0.0)
 
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"
@@ -303,7 +333,7 @@ class Meter:
             self._first = (event.at_ms, event.predicted_n)
             self._ttft_s = event.at_ms / 1e3
             if self._prefill is not None:
-                self._roofline.prefilled(self._prefill.processed - self._prefill.cache_n, self._prefill_rate)
+                self._prefilled(self._prefill.processed - self._prefill.cache_n, self._prefill_rate)
             self._next_sample = event.at_ms + SAMPLE_MS
         points = self._points
         if points and event.at_ms <= points[-1][0]:  # two channels in one batch share a time
@@ -333,8 +363,9 @@ class Meter:
             self._reported.add("prefill_tok_s")
         if timings.reused_known and timings.prompt_n:
             self._reported.add("prefill_cached")
-        self._speculation.update(timings.speculation, timings.predicted_n, timings.predicted_ms)
-        self._roofline.finish(timings)
+        self._figures, self._figures_at = timings.speculation, (timings.predicted_n, timings.predicted_ms)
+        self._prefilled(timings.prompt_n, timings.prompt_per_second)
+        self._is_alone |= self._is_long and (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
         if timings.n_ctx:
@@ -411,8 +442,15 @@ class Meter:
             stop_reason=self._stop_reason,
             history=tuple(self._history),
             failed=self._failed,
-            drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
-            roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0, self._cpu_wait),
+            drafting=drafting(
+                self._model,
+                self._asked,
+                self._figures,
+                *self._figures_at,
+                decode if live is None else live,
+                self._first is not None,
+            ),
+            roofline=self._roofline(self._decoding(live, decode)),
             on_server=self._on_server,
             unreported=unreported,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
@@ -420,6 +458,27 @@ class Meter:
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
             cores_share=timings.cores_share if timings is not None else self._live_share(),
         )
+
+    def _decoding(self, live: float | None, average: float | None) -> Decoding:
+        if self._timings is not None:
+            return replace(whole_answer(self._timings), tok_s=average, average_tok_s=average)
+        whole = recent = self._evaluated[-1]
+        if whole.passes:
+            last_second = whole.since(self._evaluated[0])
+            recent = last_second if last_second.passes > 0 and last_second.tokens > 0 else whole
+        else:
+            whole = recent = Evaluated.of(None, self._predicted_n)
+        disturbed = (self._cpu_wait or 0.0) > MAX_CPU_WAIT
+        return Decoding(live, average, recent, whole, self._n_past or 0, plain_rate(self._figures), disturbed)
+
+    def _roofline(self, now: Decoding) -> Roofline:
+        machine = self._machine
+        if self._timings is not None and machine is not None:
+            machine = self._average.sample(machine)
+        # A limit does not rest on prompts alone that were read beside other programs.
+        is_base = has_costs(self._model, self._reach) or self._is_alone or (self._is_long and not now.disturbed)
+        prefill = self._best_prefill if is_base else None
+        return roofline(self._model, now, prefill, machine, self._average.joules_per_token, self._reach)
 
     def _live_share(self) -> float | None:
         wait = self._cpu_wait or 0.0  # told after a second of decoding and more

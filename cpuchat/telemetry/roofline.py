@@ -5,12 +5,9 @@ Definitions: docs/figures.md. Bandwidths in bytes per second, rates in tokens pe
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import astuple, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
-
-import msgspec
 
 from cpuchat.costs.model import bytes_read
 from cpuchat.protocol.model_info import ModelInfo
@@ -51,6 +48,14 @@ class Evaluated:
     passes: int = 0
     draft_passes: int = 0
     draft_n: int = 0
+
+    @classmethod
+    def of(cls, figures: SpeculationFigures | None, predicted_n: int) -> Evaluated:
+        """Return them where `predicted_n` tokens were generated, the first of them from the prompt."""
+        tokens = max(predicted_n - 1, 0)
+        if figures is None or not figures.passes:  # nothing was to be drafted: each token is a pass
+            return cls(tokens, tokens)
+        return cls(tokens, figures.passes, figures.draft_passes, figures.draft_n)
 
     def since(self, before: Evaluated) -> Evaluated:
         """Return the evaluations after `before`."""
@@ -128,14 +133,17 @@ class Reach:
     peak: Peak | None = None
 
 
-def _peak(model: ModelInfo, read: float) -> Peak | None:
+def _peak(model: ModelInfo, newest: Peak | None, read: float) -> Peak | None:
     """Return the read bandwidth of the cores that compute, the draft model's among them: as measured, or what was
     `read` if that is clearly more, unless caches may have helped."""
-    if model.peak_read <= 0:
-        return None
     cpus = model.compute_cpus or tuple(range(model.n_threads))
-    is_raised = read > OFF * model.peak_read and _weights(model) >= PARTLY_CACHED * model.cache_bytes
-    return Peak(read, cpus, at_least=True) if is_raised else Peak(model.peak_read, cpus, model.peak_at_least)
+    known = Peak(model.peak_read, cpus, model.peak_at_least)
+    if newest is not None:
+        known = Peak(newest.bytes_per_s, cpus, newest.at_least)
+    if known.bytes_per_s <= 0:
+        return None
+    is_raised = read > OFF * known.bytes_per_s and _weights(model) >= PARTLY_CACHED * model.cache_bytes
+    return Peak(read, cpus, at_least=True) if is_raised else known
 
 
 def _read_at_best(model: ModelInfo, now: Decoding) -> float:
@@ -186,7 +194,7 @@ def roofline(
     if model is None:
         return Roofline(watts=watts, joules_per_token=joules, counted=missing(no_counter))
     read_at_best, cached = _read_at_best(model, now), fits_cache(model)
-    peak = _peak(model, read_at_best)
+    peak = _peak(model, reach.peak, read_at_best)
     no_figure = NO_ANSWER if model.work is not None else NO_ESTIMATE
     of_target = bytes_read(model.work, now.whole.n_per_pass, now.n_past) if model.work is not None else None
     estimate = _bytes_per_s(model, now.tok_s, now.recent, now.n_past)
@@ -232,15 +240,6 @@ def _why_no_memory_limit(model: ModelInfo, peak: Peak | None) -> str:
     if fits_cache(model):
         return NO_MEMORY_LIMIT
     return "no peak · run cpuchat probe" if peak is None else ""
-
-
-def evaluated(timings: Timings) -> Evaluated:
-    """Return the evaluations of a whole answer. Its first token comes from the prompt."""
-    tokens = max(timings.predicted_n - 1, 0)
-    figures = timings.speculation
-    if figures is None or not figures.passes:  # nothing was to be drafted: each token is a pass
-        return Evaluated(tokens, tokens)
-    return Evaluated(tokens, figures.passes, figures.draft_passes, figures.draft_n)
 
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
@@ -321,10 +320,7 @@ def _limit(
     return "overhead" if utilization is None or utilization <= _FAR_BELOW else ""
 
 
-_UPDATES = 5  # the worker tells four times a second what it evaluated
-
-
-class _Average:
+class SampleAverage:
     """Averages the samples taken while decoding."""
 
     def __init__(self) -> None:
@@ -360,110 +356,36 @@ def _mean(values: list[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-class RooflineMeter:
-    """Keeps the inputs of `roofline` beside the meter's rates."""
-
-    def __init__(self) -> None:
-        self._model: ModelInfo | None = None
-        self._reach = Reach()
-        self._prefill: float | None = None  # best rate since the model was loaded
-        self._is_alone = False  # of one of these prompts, which was long enough
-        self._machine: MachineSample | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin another answer."""
-        self._figures: SpeculationFigures | None = None
-        self._told: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
-        self._whole: Evaluated | None = None
-        self._n_past: int | None = None
-        self._is_long = False  # its prompt
-        self._average = _Average()
-
-    def model(self, model: ModelInfo | None) -> None:
-        """Set the loaded model, or None."""
-        self._model, self._prefill, self._is_alone, self._reach = model, None, False, Reach()
-        self.reset()
-
-    def predicted(self, reach: Reach) -> None:
-        """Set what the cores of the loaded model reach by the newest measurement, which the ceilings rest on then."""
-        self._reach, peak = reach, reach.peak
-        if self._model is not None and peak is not None:
-            newer = {"peak_read": peak.bytes_per_s, "peak_at_least": peak.at_least}
-            self._model = msgspec.structs.replace(self._model, **newer)
-
-    @property
-    def prefill_tok_s(self) -> float:
-        """Return the best measured speed of a prompt, else the predicted one; 0: not known."""
-        return self._prefill or self._reach.compute_tok_s
-
-    def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
-        """Record that `n_tokens` of a prompt were evaluated at `tok_s`. A short one only raises what is known."""
-        self._is_long = n_tokens >= MIN_PREFILL
-        if tok_s is not None and (self._is_long or self._prefill is not None):
-            self._prefill = max(tok_s, self._prefill or 0.0)
-
-    def update(self, figures: SpeculationFigures, predicted_n: int) -> None:
-        """Record figures taken when `predicted_n` tokens were generated."""
-        self._figures = figures
-        if figures.passes:
-            self._told.append(Evaluated(max(predicted_n - 1, 0), figures.passes, figures.draft_passes, figures.draft_n))
-
-    def machine(self, sample: MachineSample, predicted_n: int, decoding: bool) -> None:
-        """Record a sample of the counters."""
-        self._machine = sample
-        if decoding:
-            self._average.add(sample, predicted_n)
-
-    def finish(self, timings: Timings) -> None:
-        """End the answer: from now on its averages count."""
-        self.prefilled(timings.prompt_n, timings.prompt_per_second)
-        self._is_alone |= self._is_long and (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT
-        self._figures = timings.speculation
-        self._whole = evaluated(timings)
-        self._n_past = max(0, timings.n_past - timings.predicted_n // 2)
-
-    def roofline(
-        self, live: float | None, average: float | None, predicted_n: int, n_past: int, cpu_wait: float | None
-    ) -> Roofline:
-        """Return the current figures. `live` is None when no answer is running. `cpu_wait` as in `Timings`."""
-        whole, figures = self._whole, self._figures
-        machine = self._machine
-        if whole is None:
-            whole = recent = self._told[-1]
-            if whole.passes:
-                last_second = whole.since(self._told[0])
-                recent = last_second if last_second.passes > 0 and last_second.tokens > 0 else whole
-            else:  # nothing is drafted
-                tokens = max(predicted_n - 1, 0)
-                whole = recent = Evaluated(tokens, tokens)
-        else:
-            recent, live = whole, average
-            n_past = n_past if self._n_past is None else self._n_past
-            machine = None if machine is None else self._average.sample(machine)
-        now = Decoding(
-            tok_s=live,
-            average_tok_s=average,
-            recent=recent,
-            whole=whole,
-            n_past=n_past,
-            plain_tok_s=1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None,
-            disturbed=(cpu_wait or 0.0) > MAX_CPU_WAIT,
-        )
-        joules, has_costs = self._average.joules_per_token, self._reach.compute_tok_s or _is_calibrated(self._model)
-        # A limit does not rest on prompts alone that were read beside other programs.
-        is_base = has_costs or self._is_alone or (self._is_long and not now.disturbed)
-        return roofline(self._model, now, self._prefill if is_base else None, machine, joules, self._reach)
+def whole_answer(timings: Timings) -> Decoding:
+    """Return the decoding of an answer that is complete."""
+    whole = Evaluated.of(timings.speculation, timings.predicted_n)
+    return Decoding(
+        tok_s=timings.predicted_per_second,
+        average_tok_s=timings.predicted_per_second,
+        recent=whole,
+        whole=whole,
+        n_past=max(0, timings.n_past - timings.predicted_n // 2),
+        plain_tok_s=plain_rate(timings.speculation),
+        disturbed=(timings.cpu_wait or 0.0) > MAX_CPU_WAIT,
+    )
 
 
-def _is_calibrated(model: ModelInfo | None) -> bool:
-    return model is not None and len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0
+def plain_rate(figures: SpeculationFigures | None) -> float | None:
+    """Return tok/s of plain decoding beside drafts."""
+    return 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None
+
+
+def has_costs(model: ModelInfo | None, reach: Reach) -> bool:
+    """Return whether it is known without prompts what the cores can compute."""
+    return bool(reach.compute_tok_s) or (model is not None and _is_calibrated(model))
+
+
+def _is_calibrated(model: ModelInfo) -> bool:
+    return len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0
 
 
 def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> Roofline:
     """Return the figures of a whole answer, as the meter has them after it."""
-    meter, rate = RooflineMeter(), timings.predicted_per_second
-    meter.model(model)
-    meter.predicted(reach)
-    meter.finish(timings)
-    return meter.roofline(None, rate, timings.predicted_n, timings.n_past, timings.cpu_wait)
+    now = whole_answer(timings)
+    is_base = timings.prompt_n >= MIN_PREFILL and (not now.disturbed or has_costs(model, reach))
+    return roofline(model, now, timings.prompt_per_second if is_base else None, reach=reach)

@@ -44,68 +44,55 @@ class DraftingFigures:
         return not self.wanted or (self.off is not None and self.off.is_verdict)
 
 
-class SpeculationMeter:
-    """Keeps the newest `SpeculationFigures` of an answer together with the tokens and the time that they belong to."""
+def drafting(
+    model: ModelInfo | None,
+    asked: Speculation,
+    figures: SpeculationFigures | None,
+    predicted_n: int,
+    decode_ms: float,
+    tok_s: float | None,
+    is_answered: bool,
+) -> DraftingFigures:
+    """Return the figures of an answer.
 
-    def __init__(self) -> None:
-        self.asked = Speculation()
-        """The speculation options of the running or the next answer."""
-        self._model_plain_ms: float | None = None
-        self._drafts_off: DraftsOff | None = None
-        self._server = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin another answer."""
-        self.update(None, 0, 0.0)
-
-    def model(self, model: ModelInfo | None) -> None:
-        """Set the loaded model, or None."""
-        self.reset()
-        self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
-        self._drafts_off = model.drafts_off if model is not None else None
-        # A server counts by itself, and drafts as it was started.
-        self._server = model is not None and bool(model.server)
-
-    def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
-        """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
-        self._figures, self._predicted_n, self._decode_ms = figures, predicted_n, decode_ms
-
-    def drafting(self, tok_s: float | None, answered: bool) -> DraftingFigures:
-        """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
-        adaptive = self.asked.depth == 0 and not self._server
-        if not self.asked.drafters and self._figures is None and not self._server:
-            return DraftingFigures(adaptive=adaptive)
-        counts = self._figures or SpeculationFigures(off=self._drafts_off)
-        nothing = "nothing drafted" if answered else NO_ANSWER
-        depth = None if self._figures is None or self._server else self.asked.depth or counts.depth
-        plain = self._plain_tok_s(counts)
-        # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
-        long_enough = self._figures is not None and self._decode_ms >= max(counts.draft_ms, 1.0)
-        timed = long_enough and not self._server and (counts.draft_n or counts.draft_ms)
-        not_timed = "answer too short" if answered and depth is not None else nothing
-        return DraftingFigures(
-            counts=counts,
-            wanted=True,
-            adaptive=adaptive,
-            depth=depth,
-            off=counts.off or (self._drafts_off if not counts.draft_n else None),
-            acceptance_now=_share(counts.recent_draft_n_accepted, counts.recent_draft_n, nothing),
-            acceptance=_share(counts.draft_n_accepted, counts.draft_n, nothing),
-            tokens_per_pass=Metric.of(counts.tokens_per_pass(self._predicted_n), nothing),
-            draft_share=Metric(counts.draft_ms / self._decode_ms) if timed else missing(not_timed),
-            plain_tok_s=plain,
-            speed_up=Metric.of(counts.speed_up(tok_s, self._predicted_n), plain.why or nothing),
-        )
-
-    def _plain_tok_s(self, counts: SpeculationFigures) -> Metric[float]:
-        """Return the plain speed: of an answer without drafts, its own average speed."""
-        if not self._server:
-            if self._figures is not None and not counts.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
-                return Metric((self._predicted_n - 1) * 1e3 / self._decode_ms)
-            if plain_ms := counts.plain_ms or (self._model_plain_ms if not counts.disturbed else None):
-                return Metric(1e3 / plain_ms)
-        return missing("busy cores" if counts.disturbed else "not reported" if counts.source else "not calibrated")
+    Args:
+        asked: how it is drafted.
+        figures: the newest, taken when `predicted_n` tokens were generated in `decode_ms` milliseconds.
+        tok_s: the rate to compare with plain decoding.
+        is_answered: text has come.
+    """
+    on_server = model is not None and bool(model.server)  # it counts by itself, and drafts as it was started
+    drafts_off = model.drafts_off if model is not None else None
+    adaptive = asked.depth == 0 and not on_server
+    if not asked.drafters and figures is None and not on_server:
+        return DraftingFigures(adaptive=adaptive)
+    counts = figures or SpeculationFigures(off=drafts_off)
+    nothing = "nothing drafted" if is_answered else NO_ANSWER
+    depth = None if figures is None or on_server else asked.depth or counts.depth
+    # Of an answer without drafts, its own average speed.
+    plain = missing("busy cores" if counts.disturbed else "not reported" if counts.source else "not calibrated")
+    calibrated_ms = model.pass_ms[0] if model is not None and model.pass_ms and not counts.disturbed else 0.0
+    if not on_server and figures is not None and not counts.draft_n and predicted_n > 1 and decode_ms > 0:
+        plain = Metric((predicted_n - 1) * 1e3 / decode_ms)
+    elif not on_server and (plain_ms := counts.plain_ms or calibrated_ms):
+        plain = Metric(1e3 / plain_ms)
+    # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
+    long_enough = figures is not None and decode_ms >= max(counts.draft_ms, 1.0)
+    timed = long_enough and not on_server and (counts.draft_n or counts.draft_ms)
+    not_timed = "answer too short" if is_answered and depth is not None else nothing
+    return DraftingFigures(
+        counts=counts,
+        wanted=True,
+        adaptive=adaptive,
+        depth=depth,
+        off=counts.off or (drafts_off if not counts.draft_n else None),
+        acceptance_now=_share(counts.recent_draft_n_accepted, counts.recent_draft_n, nothing),
+        acceptance=_share(counts.draft_n_accepted, counts.draft_n, nothing),
+        tokens_per_pass=Metric.of(counts.tokens_per_pass(predicted_n), nothing),
+        draft_share=Metric(counts.draft_ms / decode_ms) if timed else missing(not_timed),
+        plain_tok_s=plain,
+        speed_up=Metric.of(counts.speed_up(tok_s, predicted_n), plain.why or nothing),
+    )
 
 
 def _share(part: int, whole: int, why: str) -> Metric[float]:

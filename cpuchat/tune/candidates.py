@@ -12,9 +12,9 @@ from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Settings, value_of, with_changes
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import placement as placements
-from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology
-from cpuchat.models.machine import GROUPS, MEASURED, differences, set_keys
+from cpuchat.models.machine import GROUPS, MEASURED, set_keys
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.options import UNQUANTIZED
 from cpuchat.telemetry.units import plural
@@ -53,7 +53,8 @@ class TuningChoice:
 
 def thread_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """Threads and cores: fewer, one for each core, one for each SMT sibling, the cores of each L3 group."""
-    now, used = _place(topology, chosen), PlacementSpec.of(chosen)
+    used = PlacementSpec.of(chosen)
+    now = place(topology, used)
     found: dict[tuple[int, ...], TuningCandidate] = {}
     n_cores = len(_cpus(topology, PlacementSpec(memory_policy=used.memory_policy)))
     counts = (0, n_cores - 1, math.ceil(0.75 * n_cores), math.ceil(0.5 * n_cores))
@@ -74,7 +75,7 @@ def thread_choice(topology: Topology, chosen: Settings) -> TuningChoice:
 
 def memory_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """The NUMA policy, and the cores of one node with its memory."""
-    now, keys = _place(topology, chosen), ("engine.memory_policy",)
+    now, keys = place(topology, PlacementSpec.of(chosen)), ("engine.memory_policy",)
     here = TuningCandidate(now.memory_policy.words, chosen)
     if len([node for node in topology.nodes if node.memory]) < 2:
         return TuningChoice("memory policy", keys, here, skipped="one NUMA node")
@@ -165,15 +166,6 @@ def drafter_words(chosen: Settings) -> str:
     """`auto`, `auto, depth 4`, `off`."""
     depth, drafters = chosen.speculation.depth, chosen.speculation.drafters
     return f"{drafters}, depth {depth}" if depth and drafters != "off" else drafters
-
-
-def changed_keys(before: Settings, after: Settings) -> tuple[str, ...]:
-    """Return the settings that differ, such as "engine.threads"."""
-    return tuple(f"{section}.{name}" for section, values in differences(before, after).items() for name in values)
-
-
-def _place(topology: Topology, chosen: Settings) -> Placement:
-    return place(topology, PlacementSpec.of(chosen))
 
 
 def _cpus(topology: Topology, spec: PlacementSpec) -> tuple[int, ...]:

@@ -228,6 +228,7 @@ class Tuner:
 
     def _decided(self, choice: TuningChoice, finding: SearchResult[TuningCandidate], problem: str) -> ChoiceResult:
         best, gains = finding.best, finding.differences
+        changed = differences(choice.now.settings, best.settings) if best is not None else {}
         return ChoiceResult(
             name=choice.name,
             before=choice.now.words,
@@ -237,7 +238,7 @@ class Tuner:
             decode=gains["decode"].gain if gains and choice.test != "prefill" else None,
             prefill=gains["prefill"].gain if gains and choice.test != "texts" else None,
             reason=finding.problem or (problem if finding.verdict == "failed" else ""),
-            keys=candidates.changed_keys(choice.now.settings, best.settings) if best is not None else (),
+            keys=tuple(f"{section}.{name}" for section, values in changed.items() for name in values),
         )
 
     def _result(self, chosen: Settings) -> TuneResult:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.monitor import CounterState, Monitor, counter_states
+from cpuchat.hardware.monitor import Monitor, counter_states
 from cpuchat.hardware.topology import read_topology
+from cpuchat.telemetry.metric import Metric
 from tests.hardware.counters.simulated import Opened, Simulated, energy, refused, umc
 from tests.hardware.trees import make_tree, write
 
@@ -117,15 +118,14 @@ def test_every_machine_without_counters_gets_words(tmp_path: Path, name: str) ->
     assert sample.bandwidth is None and sample.power is None
     assert sample.no_bandwidth and sample.no_power
     traffic, power = counter_states(topology, root, Simulated().calls)
-    assert (str(traffic), str(power)) == (f"n/a: {sample.no_bandwidth}", f"n/a: {sample.no_power}")
+    assert (traffic.why, power.why) == (sample.no_bandwidth, sample.no_power)
 
 
 def test_what_opens_is_named_and_closed_again(root: Path) -> None:
     machine = Simulated()
-    assert counter_states(read_topology(root), root, machine.calls) == (CounterState("umc"), CounterState("rapl"))
+    assert counter_states(read_topology(root), root, machine.calls) == (Metric("umc"), Metric("rapl"))
     assert machine.events and machine.open_events == []
     write(root, {"proc/sys/kernel/perf_event_paranoid": "4"})
     machine = Simulated(refuse=lambda _: refused(errno.EACCES))
     traffic, _ = counter_states(read_topology(root), root, machine.calls)
-    assert (traffic.name, traffic.why) == ("", "the kernel restricts it to root (perf_event_paranoid is 4)")
-    assert "sysctl" in traffic.how
+    assert traffic.why.startswith("the kernel restricts it to root (perf_event_paranoid is 4); `sudo sysctl")

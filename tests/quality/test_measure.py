@@ -31,8 +31,8 @@ TEXTS = (
 )
 
 
-def measurement(folder: Path | None = None, *others: Path, texts: tuple[Text, ...] = TEXTS) -> QualityMeasurement:
-    return QualityMeasurement(Q8, others or (Q4,), texts, engine="test", n_ctx=256, folder=folder)
+def measurement(*others: Path, texts: tuple[Text, ...] = TEXTS) -> QualityMeasurement:
+    return QualityMeasurement(Q8, others or (Q4,), texts, engine="test", n_ctx=256)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,12 @@ def here() -> Placement:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("whole")
-
-
-@pytest.fixture(scope="module")
-def whole(here: Placement, folder: Path) -> QualityMeasurement:
-    """A measurement that ran to its end, and was saved in `folder` / windows."""
-    found = measurement(folder / "windows")
+def whole(here: Placement, tmp_path_factory: pytest.TempPathFactory) -> QualityMeasurement:
+    """A measurement that ran to its end."""
+    found = measurement()
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("CONFIG", "DATA", "CACHE"):
-            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
+            patch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path_factory.getbasetemp() / "whole"))
         asyncio.run(found.run(here))
     return found
 
@@ -59,7 +54,7 @@ def whole(here: Placement, folder: Path) -> QualityMeasurement:
 async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here: Placement, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(Q8.read_bytes())
-    found = measurement(None, copy, Q4)
+    found = measurement(copy, Q4)
     await found.run(here)
     same, smaller = (one.summary() for one in found.comparisons)
     assert same is not None and smaller is not None
@@ -75,7 +70,7 @@ async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here
 
 
 async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
-    here: Placement, whole: QualityMeasurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Placement, whole: QualityMeasurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes: list[LineProcess] = []
     enter = LineProcess.__aenter__
@@ -85,7 +80,7 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
         return await enter(self)
 
     monkeypatch.setattr(LineProcess, "__aenter__", entered)
-    killed = measurement(tmp_path)
+    killed = measurement()
 
     def kill(progress: QualityProgress) -> None:
         pid = processes[-1].pid
@@ -97,7 +92,7 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
     measured = set(killed.comparisons[0].windows)
     assert 2 <= len(measured) < whole.progress.total
 
-    resumed = measurement(tmp_path)
+    resumed = measurement()
     resumed.restore()
     assert set(resumed.comparisons[0].windows) == measured
     new: list[int] = []
@@ -114,7 +109,7 @@ async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:
 
 def test_other_vocabularies_are_refused_with_the_reason(tiny_model: Path) -> None:
     with pytest.raises(VocabularyMismatch, match=r"tokens|tokenizer") as refused:
-        measurement(None, tiny_model)
+        measurement(tiny_model)
     assert "cpuchat compare" in refused.value.hint
 
 

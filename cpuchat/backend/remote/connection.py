@@ -18,7 +18,7 @@ from cpuchat.backend.remote.stream import error_words
 from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
-from cpuchat.models.hub.network import certificates, proxy_for
+from cpuchat.models.hub.http import certificates, proxy_for
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each new attempt to reach a server."""

@@ -22,8 +22,7 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, specs_of
-from cpuchat.models.library.places import LocalModel, grouped, shown_name
-from cpuchat.models.library.stores import unreadable
+from cpuchat.models.library.places import LocalModel, grouped, shown_name, unreadable
 from cpuchat.models.machine import TunedMachine, machine_for, this_machine
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.present.models import doubt, sections, speed_with_basis, verdict

@@ -26,9 +26,7 @@ from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.speculation.drafters.scored import ScoredDrafter
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.suffix import NgramIndex, ScoredDrafter, SuffixDecoding
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
 LOOKUP_SHARE: Final = 0.01

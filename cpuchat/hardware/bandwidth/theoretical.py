@@ -33,46 +33,14 @@ class Theoretical:
     speed_mt: int
 
 
-# CPU name: (channels of one socket, MT/s at one module per channel). AMD's and Intel's product pages.
-_CPUS: Final = tuple(
-    (re.compile(pattern, re.IGNORECASE), channels, speed)
-    for pattern, channels, speed in (
-        (r"EPYC 9\w\w5", 12, 6000),
-        (r"EPYC 9\w\w4", 12, 4800),
-        (r"EPYC 8\w\w4", 6, 4800),
-        (r"EPYC 7\w\w[23]", 8, 3200),
-        (r"EPYC 7\w\w1", 8, 2666),
-        (r"EPYC 4\w\w5", 2, 5600),
-        (r"EPYC 4\w\w4", 2, 5200),
-        (r"Threadripper PRO 9\d\d\dWX", 8, 6400),
-        (r"Threadripper PRO 7\d\d\dWX", 8, 5200),
-        (r"Threadripper PRO [35]\d\d\dWX", 8, 3200),
-        (r"Threadripper 9\d\d\dX", 4, 6400),
-        (r"Threadripper 7\d\d\dX", 4, 5200),
-        (r"Threadripper 3\d\d\dX", 4, 3200),
-        (r"Ryzen \d 9\d\d\dX?(3D)?\b", 2, 5600),
-        (r"Ryzen \d 7[5-9]\d\dX?(3D)?\b", 2, 5200),
-        (r"Ryzen \d [35]\d\d\dX?(T|3D)?\b", 2, 3200),
-        (r"Xeon.* 69\d\dP", 12, 6400),
-        (r"Xeon.* 6[57]\d\d[PE]", 8, 6400),
-        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]5\d\d", 8, 5600),
-        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]4\d\d", 8, 4800),
-        (r"Xeon.* (Platinum|Gold|Silver) [3-9]3\d\dH", 6, 3200),
-        (r"Xeon.* (Platinum|Gold|Silver) [3-9]3\d\d", 8, 3200),
-        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]2\d\d", 6, 2933),
-        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]1\d\d", 6, 2666),
-    )
-)
-
-
 def theoretical(topology: Topology) -> Theoretical | None:
-    """Return the theoretical peak of this machine; None for a CPU that is not in the table, and in a virtual machine,
+    """Return the theoretical peak of this machine; None for a CPU that is not in cpus.toml, and in a virtual machine,
     which has some share of a memory that it knows nothing about.
     """
-    usual = _usual_memory(topology)
-    if usual is None or topology.virtual:
+    memory = _usual_memory(topology)
+    if memory is None or topology.virtual:
         return None
-    channels, speed = usual[0] * len(topology.packages), usual[1]
+    channels, speed = memory[0] * len(topology.packages), memory[1]
     words = f"assumed: {plural(channels, 'channel')} × {speed} MT/s, the maximum of {topology.cpu_name}"
     return Theoretical(channels * speed * 1e6 * _CHANNEL_BYTES, words, channels, speed)
 
@@ -96,5 +64,6 @@ def usual_read(topology: Topology, cpus: Collection[int]) -> float:
 
 
 def _usual_memory(topology: Topology) -> tuple[int, int] | None:
-    """Return the channels per socket and MT/s that this model of CPU takes; None for one that is not in the table."""
-    return next(((channels, mts) for pattern, channels, mts in _CPUS if pattern.search(topology.model)), None)
+    """Return the channels per socket and MT/s that this model of CPU takes; None for one that is not in cpus.toml."""
+    known = (one for one in usual().memory if re.search(one.cpu, topology.model, re.IGNORECASE))
+    return next(((one.channels, one.mts) for one in known), None)

@@ -1,38 +1,30 @@
 """The process of one download, `python -m cpuchat.models.downloads.child`: reads a `Download`, writes such lines.
 
-Fetches all files of one model, one after the other: space checked, received, hashed, put in their place. It ends on
-SIGTERM, when its standard input ends because its parent is gone, and after its last report. However it ends, even by
-SIGKILL, it leaves partial files that the next one resumes.
-
-Not by `hf_hub_download`: that (huggingface_hub 1.x) starts over when a transfer breaks off, and checks lengths only.
-Its headers and errors are used.
+Fetches all files of one model, one after the other: space checked, received, hashed, put in their place. It ends with
+its last report, or with its standard input, because its parent is gone. However it ends, even by SIGKILL, it leaves
+partial files that the next one resumes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, TooSlow
-from cpuchat.base.text import clean_line
+from cpuchat.base.line_process import LineOutput
 from cpuchat.models.downloads.hf_cache import (
     CachedFile,
-    bytes_here,
     check_space,
     size_of,
     update_main,
@@ -40,8 +32,8 @@ from cpuchat.models.downloads.hf_cache import (
 )
 from cpuchat.models.downloads.state import Download, DownloadProgress
 from cpuchat.models.hub import errors
-from cpuchat.models.hub.client import headers, raise_for_status
-from cpuchat.models.hub.errors import endpoint, host, is_offline
+from cpuchat.models.hub.client import BrokenResponse, WrongResponse, pieces
+from cpuchat.models.hub.errors import host, is_offline
 from cpuchat.models.hub.repository import HubFile, check_names
 from cpuchat.models.library.deleting import file_digest
 
@@ -59,14 +51,6 @@ that ends each response early takes more attempts than a few hundred, or one for
 _WRONG_ATTEMPTS = 3
 
 
-class BrokenResponse(Exception):
-    """A response that is not the requested file but may be at the next attempt: truncated, or a web page."""
-
-
-class WrongResponse(BrokenResponse):
-    """A response with another length, range or hash than was listed: probably the same at every attempt."""
-
-
 def with_retries(act: Callable[[], T], progress: DownloadProgress) -> T:
     """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report. Raises
     DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response; CpuchatError: a
@@ -80,10 +64,9 @@ def with_retries(act: Callable[[], T], progress: DownloadProgress) -> T:
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's have no number
                 raise write_error(error, Path(order.cache), total - progress.done) from None
-            is_broken = isinstance(error, BrokenResponse)
-            fault = DownloadFailed(str(error), "Resume, or try again later.") if is_broken else (
-                errors.translate(error, order.repo)
-            )  # fmt: skip
+            fault = errors.translate(error, order.repo)
+            if isinstance(error, BrokenResponse):
+                fault = DownloadFailed(error.message, "Resume, or try again later.")
             import httpx
             from huggingface_hub.errors import HfHubHTTPError
 
@@ -132,10 +115,6 @@ def _is_transient(error: Exception, refusal: httpx.Response | None) -> bool:
     return isinstance(error, BrokenResponse | TooSlow | httpx.TransportError)
 
 
-_REFUSED = frozenset({400, 401, 403, 404, 410, 416})
-"""Statuses of expired signed links: the next attempt gets a new link."""
-
-
 def transfer(
     repo: str, revision: str, file: HubFile, part: Path, *, idle_timeout: float, on_written: Callable[[int], None]
 ) -> None:
@@ -152,7 +131,7 @@ def transfer(
         size = 0
     with part.open("ab", buffering=0) as stream:
         on_written(size)
-        for piece in _pieces(repo, revision, file, size, idle_timeout):
+        for piece in pieces(repo, revision, file, size, max_bytes=None, idle_timeout=idle_timeout, seconds=inf):
             rest = memoryview(piece)
             while rest:  # a disk that is getting full takes only some of it
                 written = stream.write(rest)
@@ -163,62 +142,6 @@ def transfer(
         raise BrokenResponse(f"{host()} closed the connection before the end of the file.")
 
 
-def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: float) -> Iterator[bytes]:
-    """Yield the content from `offset` on, never more than the file's size.
-
-    Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
-    Authorization header on only within the host and port that it was meant for. Raises BrokenResponse: a web page;
-    WrongResponse: not this file, or not the requested range."""
-    from cpuchat.models.hub.http import LIMITS, ResponseLimits
-
-    missing = file.size - offset
-    if missing == 0:
-        return
-    url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
-    sent = {**headers(), "range": f"bytes={offset}-"}
-    bounds = {LIMITS: ResponseLimits(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)}
-    with _client().stream("GET", url, headers=sent, extensions=bounds) as response:
-        elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
-        if elsewhere and response.status_code in _REFUSED:
-            raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
-        raise_for_status(response)
-        if response.status_code not in (200, 206):
-            raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
-        if response.headers.get("content-type", "").startswith("text/html"):
-            raise BrokenResponse(
-                f"Received a web page instead of the file, from {host()} or a login page of this network."
-            )
-        for hop in (*response.history, response):
-            etag = hop.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
-            if etag and etag != file.etag:
-                raise WrongResponse(f"{host()} serves a different file than it listed.")
-        # A server without range support sends the file from its beginning.
-        skip, size = offset, response.headers.get("content-length")
-        if response.status_code == 206:
-            span, _, size = response.headers.get("content-range", "").removeprefix("bytes ").partition("/")
-            skip = 0
-            if span.partition("-")[0] != str(offset):
-                raise WrongResponse(f"{host()} sent a different byte range than requested.")
-        if size is not None and size != str(file.size):
-            raise WrongResponse(f"{host()} sends {clean_line(size)[:20]} bytes but listed {file.size}.")
-        for piece in response.iter_raw():
-            wanted = piece[skip : skip + missing]
-            skip = max(skip - len(piece), 0)
-            missing -= len(wanted)
-            if wanted:
-                yield wanted
-            if not missing:  # what follows is not part of the file, and may never end
-                return
-
-
-@cache
-def _client() -> httpx.Client:
-    """Return an HTTP client separate from huggingface_hub's, whose responses have other limits."""
-    from cpuchat.models.hub.http import client
-
-    return client()
-
-
 def fetch_model(progress: DownloadProgress) -> Path:
     """Download and check all files of the order. Returns the first one, by its name in the cache. Raises CpuchatError:
     that failed; whatever arrived intact is kept."""
@@ -227,9 +150,9 @@ def fetch_model(progress: DownloadProgress) -> Path:
     check_names(order.repo, order.revision, files)
     if is_offline():
         raise errors.offline_mode()
-    here = bytes_here(cache, order.repo, files)
+    progress.here.update((file.etag, CachedFile(cache, order.repo, file).here) for file in files)
     try:
-        check_space(cache, order.model.size - here, order.reserved)
+        check_space(cache, order.model.size - progress.done, order.reserved)
         named = [_fetch_file(file, progress) for file in files]
         if order.newest_at:
             update_main(cache, order.repo, order.revision, order.newest_at)
@@ -245,11 +168,7 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
     cached = CachedFile(Path(order.cache), order.repo, file)
     was_verified = file.etag in progress.verified
 
-    def on_written(size: int) -> None:
-        progress.here = size
-
-    def on_hashed(count: int) -> None:
-        progress.hashed = count
+    on_written, on_hashed = partial(progress.written, file), partial(progress.hashed, file)
 
     def is_correct(path: Path) -> bool:
         """Hash the whole file, as it is on the disk. Raises OSError when it cannot be read."""
@@ -262,19 +181,18 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
             idle_timeout=order.retry_policy.idle_timeout, on_written=on_written,
         )  # fmt: skip
 
-    here = cached.here
-    progress.begin_file(bytes_here(cached.cache, order.repo, order.model.files) - here, here)
     with cached.locked(progress):
         content = cached.content
         if content is not None:
-            progress.here = file.size
+            on_written(file.size)
             # The program that wrote it may not have checked it.
             if not (content == cached.blob and was_verified) and not with_retries(
                 partial(is_correct, content), progress
             ):
                 content = None
         for _ in range(0 if content else 2):
-            progress.begin_file(progress.others, size_of(cached.part))
+            on_written(size_of(cached.part))
+            on_hashed(0)
             progress.enter("running")
             with_retries(receive, progress)
             if with_retries(partial(is_correct, cached.part), progress):
@@ -290,53 +208,27 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
         named = cached.add_to_snapshot(order.revision, content)
     if not was_verified:
         progress.verified.append(file.etag)
-    progress.finish_file()
+    on_hashed(file.size)
     return named
-
-
-class _Stopped(BaseException):
-    """Raised by SIGTERM. Not an Exception, so that no handler takes it for a network fault."""
 
 
 def main() -> None:
     os.nice(10)  # decoding goes first
-    signal.signal(signal.SIGTERM, _stop)
-    progress: DownloadProgress | None = None
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download))
+    progress = DownloadProgress(order, LineOutput.claim().send)
+
+    def end_with_input() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=end_with_input, name="input", daemon=True).start()
     try:
-        progress = DownloadProgress(msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download)), _send)
-        main_thread = threading.get_ident()
-
-        def watch_input() -> None:
-            while os.read(sys.stdin.fileno(), 1):
-                pass
-            signal.pthread_kill(main_thread, signal.SIGTERM)  # to that thread: it may be waiting for the network
-
-        threading.Thread(target=watch_input, name="input", daemon=True).start()
-        threading.Thread(target=progress.report_by_clock, name="clock", daemon=True).start()
-        try:
-            path = fetch_model(progress)
-        except CpuchatError as error:
-            progress.enter("failed", error=error)
-        else:
-            progress.enter("done", path=str(path))
-    except _Stopped:
-        if progress is None:
-            return  # before it knew its order
-        order = progress.order
-        with contextlib.suppress(CpuchatError):  # the signal may have come between writing a piece and counting it
-            progress.begin_file(0, bytes_here(Path(order.cache), order.repo, order.model.files))
-        progress.enter("paused")
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    raise _Stopped
-
-
-def _send(report: Download) -> None:
-    # When the parent is gone, standard input ends, too.
-    with contextlib.suppress(BrokenPipeError):
-        os.write(sys.stdout.fileno(), msgspec.json.encode(report) + b"\n")  # at once: no half line when stopped
+        path = fetch_model(progress)
+    except CpuchatError as error:
+        progress.enter("failed", error=error)
+    else:
+        progress.enter("done", path=str(path))
 
 
 if __name__ == "__main__":

@@ -28,16 +28,10 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ELSEWHERE = "set HF_HUB_CACHE to a folder on another disk."
 
 
-def free_bytes(folder: Path) -> int:
-    """Return what this user may still write on the file system that holds `folder`, or will."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 def check_space(cache: Path, missing: int, reserved: int) -> None:
     """Raise DiskFull when `missing` bytes do not fit beside the `reserved` ones of other downloads."""
-    free = free_bytes(cache)
+    folder = next(one for one in (cache, *cache.parents) if one.exists())
+    free = shutil.disk_usage(folder).free
     if not missing or missing + reserved <= free:
         return
     others = f" and {gigabytes(reserved)} GB for other downloads" if reserved else ""
@@ -139,7 +133,7 @@ class CachedFile:
                     held.enter_context(self.lock())
                     break
                 except TimeoutError:
-                    progress.here = size_of(self.part)
+                    progress.here[self.file.etag] = size_of(self.part)
                     progress.enter("waiting", error=busy)
                 except OSError as error:
                     raise write_error(error, self.cache) from None

@@ -7,43 +7,32 @@ Several programs may write the journal: each changes only its own downloads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec.structs import replace
 
 from cpuchat.base import paths
-from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import DownloadFailed, HubError, UsageError
 from cpuchat.base.files import JsonCache
+from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.models.downloads.hf_cache import bytes_here, discard
 from cpuchat.models.downloads.state import RUNNING, Download, Order, RetryPolicy
 from cpuchat.models.hub.repository import RepoModel, check_names
 from cpuchat.models.library.places import hub_cache
 
-_STOP_SECONDS = 5.0
-_MAX_LOG = 1 << 20
 # Read by huggingface_hub at import: no second way of transfer, no telemetry, no progress bars.
 _ENVIRONMENT = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-
-
 _WINDOW = 8.0
 """Seconds of which the speed is the mean."""
 _TICK = 1.0
 """Seconds without a report after which speed and time left are updated."""
 _NO_ERROR = {"code": "", "message": "", "hint": ""}
-
-
-def log_file() -> Path:
-    """Return where unexpected errors of all downloads are logged."""
-    return paths.log_dir() / "downloads.log"
 
 
 class _Entry:
@@ -53,68 +42,17 @@ class _Entry:
         self.download = download
         self.wanted: Literal["run", "pause", "cancel", "close"] = "run"
         self.discard = False
-        self.stopping = False
+        self.stopped = False
         self.readings: deque[tuple[float, int]] = deque()  # when how much was done, over the last seconds
         self.task: asyncio.Task[None] | None = None
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: LineProcess[Download] | None = None
         self.settled = asyncio.Event()
 
-    async def start(self, order: Order) -> None:
-        """Start the process. Raises OSError."""
-        file = log_file()
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if file.exists() and file.stat().st_size > _MAX_LOG:
-                file.unlink()
-            log = file.open("ab")
-        except OSError:  # a cache folder that cannot be written does not prevent downloads
-            log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
-        with log:
-            self.process = await asyncio.create_subprocess_exec(
-                *python_command("-m", "cpuchat.models.downloads.child"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # Ctrl+C in the terminal is for the parent, which stops it in order
-                limit=1 << 20,
-            )
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(replace(self.download, order=order)) + b"\n")
-
-    async def reports(self) -> AsyncIterator[Download | None]:
-        """Yield the reports of the process until it is gone; None whenever there was none for a `_TICK`."""
-        process = self.process
-        assert process is not None and process.stdout is not None
-        while True:
-            try:
-                async with asyncio.timeout(_TICK):
-                    line = await process.stdout.readline()
-            except TimeoutError:
-                yield None
-                continue
-            if not line:
-                break
-            with contextlib.suppress(msgspec.DecodeError):  # the last line of a killed process
-                yield msgspec.json.decode(line, type=prepared(Download))
-        await process.wait()
-        self.process = None
-
     def stop(self) -> None:
-        """Send SIGTERM to its process, if there is one, and SIGKILL after a few seconds."""
-        process = self.process
-        if process is None:
-            return
-        self.stopping = True
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-
-        def kill() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                if process.returncode is None:
-                    process.kill()
-
-        asyncio.get_running_loop().call_later(_STOP_SECONDS, kill)
+        """End its process, if there is one; whatever has arrived is on the disk."""
+        if self.task is not None and self.process is not None:
+            self.stopped = True
+            self.task.cancel()
 
 
 class Downloads:
@@ -271,8 +209,13 @@ class Downloads:
 
     async def _run(self, entry: _Entry) -> None:
         """Run the process of a download, then apply what is wanted when it has ended."""
-        if entry.wanted == "run":
-            await self._download(entry)
+        entry.stopped = False
+        try:
+            if entry.wanted == "run":
+                await self._download(entry)
+        except asyncio.CancelledError:
+            if not entry.stopped:
+                raise
         if entry.wanted == "cancel" and entry.discard:
             order = entry.download.order
             await asyncio.to_thread(discard, self._cache, order.repo, order.model.files)
@@ -281,7 +224,6 @@ class Downloads:
         self._launch()
 
     async def _download(self, entry: _Entry) -> None:
-        entry.stopping = False
         entry.readings.clear()  # else the pause would count
         others = (other.download for other in self._entries.values() if other is not entry and other.task is not None)
         reserved = sum(max(other.total - other.done, 0) for other in others)
@@ -289,26 +231,35 @@ class Downloads:
         order = replace(
             entry.download.order, cache=str(self._cache), reserved=reserved, retry_policy=self._retry_policy
         )
+        command = python_command("-m", "cpuchat.models.downloads.child")
+        # It needs the token and the proxies.
+        environment = {**os.environ, **_ENVIRONMENT}
         try:
-            await entry.start(order)
-        except OSError as error:
-            self._fail(entry, f"Cannot start the download process: {error.strerror}.")
-            return
-        if entry.wanted != "run":
-            entry.stop()
-        async for report in entry.reports():
-            if report is not None:
-                verified, entry.download = entry.download.verified, report
-                if report.state in RUNNING:  # the last report is passed on when the process has ended
-                    self._update_speed(entry)
-                if report.verified != verified and entry.wanted != "cancel":
-                    self._write_journal(entry)
-            elif entry.download.state == "running":
+            async with LineProcess[Download](
+                command, "download process", Download, DownloadFailed, **environment
+            ) as entry.process:
+                await entry.process.send(replace(entry.download, order=order))
+                while entry.wanted == "run" and entry.download.state in RUNNING:
+                    await self._follow(entry, entry.process)
+        except DownloadFailed as error:
+            self._fail(entry, error)
+        finally:
+            entry.process = None
+
+    async def _follow(self, entry: _Entry, process: LineProcess[Download]) -> None:
+        """Take over the next report of the process, or update the speed without one."""
+        try:
+            async with asyncio.timeout(_TICK):
+                report = await process.receive()
+        except TimeoutError:
+            if entry.download.state == "running":
                 self._update_speed(entry)
-        if not entry.stopping and entry.download.state == "paused":
-            entry.wanted = "pause"  # another process stopped it
-        elif not entry.stopping and entry.download.state in RUNNING:
-            self._fail(entry, "The download process ended unexpectedly.")
+            return
+        verified, entry.download = entry.download.verified, report
+        if report.state in RUNNING:  # the last report is passed on when the process has ended
+            self._update_speed(entry)
+        if report.verified != verified and entry.wanted != "cancel":
+            self._write_journal(entry)
 
     def _update_speed(self, entry: _Entry) -> None:
         download, readings, now = entry.download, entry.readings, time.monotonic()
@@ -324,9 +275,8 @@ class Downloads:
         left = (download.total - download.done) / speed if speed else None
         self._update(entry, replace(download, speed=speed, seconds_left=left))
 
-    def _fail(self, entry: _Entry, message: str) -> None:
-        hint = f"Resume to continue from the partial file. Log: {paths.shown(log_file())}"
-        values = {"code": DownloadFailed.code, "message": message, "hint": hint}
+    def _fail(self, entry: _Entry, error: DownloadFailed) -> None:
+        values = {"code": error.code, "message": error.message, "hint": "Resume to continue from the partial file."}
         done = self._bytes_here(entry.download.order)
         entry.download = replace(entry.download, state="failed", done=done, **values)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.hub.repository import ModelData, RepoModel
+from cpuchat.models.hub.repository import HubFile, ModelData, RepoModel
 
 State = Literal["queued", "running", "waiting", "checking", "paused", "done", "failed"]
 """`waiting`: for a retry, or for another program. `checking`: all bytes are here, the hash is being computed. `done`
@@ -55,7 +54,7 @@ class Order(ModelData, frozen=True):
         return hashlib.sha256(named.encode()).hexdigest()[:12]
 
 
-class Download(ModelData, frozen=True):
+class Download(ModelData, frozen=True, tag="download"):
     """How an order stands, in bytes. Also the message to and from the process of a download, one JSON line each.
 
     `done` counts what is on the disk, `checked` how much of that the running check has hashed. `retry_in` is the time
@@ -92,67 +91,61 @@ class Download(ModelData, frozen=True):
         return min(self.done / self.total, 1.0) if self.total else 0.0
 
 
-_INTERVAL = 0.2
+_INTERVAL = 0.2  # seconds
 
 
 class DownloadProgress:
-    """Counts the bytes of a download in its process. One thread changes it, several may report; `send` delivers.
+    """Counts the bytes of a download in its process; `send` delivers how it stands, for mere progress a few times a
+    second.
 
-    The current file has `here` bytes on the disk, of which `hashed` are checked; the other files of the model have
-    `others`, of which `checked` are."""
+    Of each file, by its etag, `here` bytes are on the disk, of which `checked` are hashed."""
 
     def __init__(self, download: Download, send: Callable[[Download], None]) -> None:
         self.order = download.order
-        self.others = self.here = self.checked = self.hashed = 0
+        self.here = {file.etag: 0 for file in download.order.model.files}
+        self.checked = dict(self.here)
         self.attempt = 1
         self.verified = list(download.verified)
         self._send = send
-        self._state = download
-        self._sent: Download | None = None
-        # Reentrant: the signal to stop raises an exception that may hit while the lock is held, and is then reported.
-        self._lock = threading.RLock()
+        self._sent = download
+        self._sent_at = 0.0
 
     @property
     def done(self) -> int:
         """Return bytes of all files that are on the disk."""
-        return self.others + self.here
+        return sum(self.here.values())
 
-    def begin_file(self, others: int, here: int) -> None:
-        """Make the next file the current one."""
-        with self._lock:
-            self.others, self.here, self.hashed = others, here, 0
+    def written(self, file: HubFile, size: int) -> None:
+        """Record that `size` bytes of a file are on the disk."""
+        self.here[file.etag] = size
+        self._count()
 
-    def finish_file(self) -> None:
-        """Count the current file as checked and in its place."""
-        with self._lock:
-            self.checked += self.here
-            self.others, self.here, self.hashed = self.done, 0, 0
+    def hashed(self, file: HubFile, size: int) -> None:
+        """Record that `size` bytes of a file are checked."""
+        self.checked[file.etag] = size
+        self._count()
+
+    def _count(self) -> None:
+        if self._sent_at and time.monotonic() - self._sent_at > _INTERVAL:
+            self.enter(self._sent.state)
 
     def enter(self, state: State, *, error: CpuchatError | None = None, retry_in: float = 0.0, path: str = "") -> None:
-        """Change the state and report it. `error`: what is waited for, or ended it. `path`: the finished model."""
-        with self._lock:
-            code, message, hint = (error.code, error.message, error.hint) if error is not None else ("", "", "")
-            self._state = replace(
-                self._state, state=state, retry_in=retry_in, path=path, code=code, message=message, hint=hint
-            )
-            self.report()
-
-    def report(self) -> None:
-        """Send how it stands, unless that was sent already."""
-        with self._lock:
-            counted = self.checked + self.hashed
-            now = replace(
-                self._state, done=self.done, checked=counted, attempt=self.attempt, verified=tuple(self.verified)
-            )
-            if now != self._sent:
-                self._sent = now
-                self._send(now)
-
-    def report_by_clock(self) -> None:
-        """Report a few times a second, forever: also while the network or the disk blocks the other thread.
-
-        Not before the first state was entered: until then the bytes on the disk are unknown."""
-        while True:
-            time.sleep(_INTERVAL)
-            if self._sent is not None:
-                self.report()
+        """Report the state, unless nothing changed. `error`: what is waited for, or ended it. `path`: the finished
+        model."""
+        code, message, hint = (error.code, error.message, error.hint) if error is not None else ("", "", "")
+        now = replace(
+            self._sent,
+            state=state,
+            retry_in=retry_in,
+            path=path,
+            code=code,
+            message=message,
+            hint=hint,
+            done=self.done,
+            checked=sum(self.checked.values()),
+            attempt=self.attempt,
+            verified=tuple(self.verified),
+        )
+        if now != self._sent or not self._sent_at:
+            self._sent, self._sent_at = now, time.monotonic()
+            self._send(now)

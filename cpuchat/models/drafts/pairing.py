@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.base import paths
 from cpuchat.base.errors import ModelNotFound
-from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
+from cpuchat.measure import store
+from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, model_files, model_size, read_header, vocabulary
 from cpuchat.models.heads import MAX_SIZE_DIFFERENCE
@@ -43,14 +43,12 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def _known_pairs() -> JsonCache[str]:
-    """Return why pairs do not fit, by `_pair_key` ("" for those that do): `pairs.json` of the cache folder."""
-    return JsonCache(paths.pairs_file(), str, version=2, max_entries=500)
+_KEPT = "why a draft model does not fit"
 
 
-def _pair_key(target: Path, draft: Path) -> str:
-    """Return 64 hex digits for two models as they are now. Raises OSError when a file does not exist."""
-    return "".join(stat_fingerprint(model_files(path)) for path in (target, draft))
+def _pair(target: Path, draft: Path) -> Subject:
+    """Return two models as they are now. Raises OSError when a file does not exist."""
+    return Subject(model=tuple(stat_fingerprint(model_files(path)) for path in (target, draft)))
 
 
 def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Compatibility:
@@ -124,20 +122,21 @@ def check_files(target: Path, draft: Path) -> Compatibility:
     first, second = model_files(target)[0], model_files(draft)[0]
     if os.path.realpath(first) == os.path.realpath(second):
         return _ITSELF
-    pairs = _known_pairs()
     try:
-        key, sizes = _pair_key(first, second), (model_size(first), model_size(second))
+        pair, sizes = _pair(first, second), (model_size(first), model_size(second))
     except OSError as error:
         raise ModelNotFound(f"Cannot open {error.filename}: {error.strerror}.", "Check the path.") from None
-    if (reason := pairs.read().get(key)) is None:
-        reason = _difference(read_header(first), read_header(second))
-        pairs.put(key, reason)
+    if (known := store.find(pair, _KEPT, str)) is not None:
+        return _verdict(known.value, *sizes)
+    reason = _difference(read_header(first), read_header(second))
+    store.keep(pair, _KEPT, reason)
     return _verdict(reason, *sizes)
 
 
 def is_known_pair(target: Path, draft: Path) -> bool:
     """Return whether both, as they are now, were found to fit before; reads no header."""
     try:
-        return _known_pairs().read().get(_pair_key(model_files(target)[0], model_files(draft)[0])) == ""
+        known = store.find(_pair(target, draft), _KEPT, str)
     except OSError:
         return False
+    return known is not None and not known.value

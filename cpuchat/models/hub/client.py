@@ -1,6 +1,7 @@
 """The Hugging Face Hub: search, list a repository, read a model's header by byte ranges: some MB, not the whole file.
 
-All requests go through huggingface_hub: its API, and byte ranges of files by its session.
+Requests of the API go through huggingface_hub. Files are read by byte ranges, headers as downloads: `hf_hub_download`
+(huggingface_hub 1.x) starts over when a transfer breaks off, and checks lengths only. Its headers and errors are used.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
@@ -20,9 +20,17 @@ from cpuchat import __version__
 from cpuchat.base.errors import AccessDenied, HubError, HubOffline, ModelDamaged, TooSlow, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
-from cpuchat.models.hub import errors, responses
-from cpuchat.models.hub.errors import endpoint, host, invalid_response, is_offline, too_slow
-from cpuchat.models.hub.repository import FoundRepository, HubFile, ModelData, RepoModel, Repository
+from cpuchat.models.hub import errors
+from cpuchat.models.hub.errors import endpoint, host, is_offline, too_slow
+from cpuchat.models.hub.repository import (
+    FoundRepository,
+    HubFile,
+    ModelData,
+    RepoModel,
+    Repository,
+    listed_repositories,
+    repository_of,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -83,34 +91,6 @@ def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
         raise errors.translate(error, repo) from None
     except _MALFORMED:
         raise errors.invalid_response() from None
-    except Exception as error:
-        raise errors.translate(error, repo) from None
-
-
-@contextmanager
-def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterator[httpx.Response]:
-    """Send a GET and yield the response, to be read as a stream. The token goes to no other host than that of `url`.
-
-    Args:
-        repo: for messages.
-        extra: headers besides the usual ones.
-        max_bytes: of the response that are read at most.
-
-    Raises:
-        HubError and its kinds: as `ask`, also while the response is read.
-    """
-    _set_up()
-    from huggingface_hub.utils import get_session
-
-    from cpuchat.models.hub.http import LIMITS, ResponseLimits
-
-    bounds = {LIMITS: ResponseLimits(max_bytes=max_bytes)}
-    try:
-        with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as response:
-            raise_for_status(response)
-            if response.status_code not in (200, 206):
-                raise errors.invalid_response()
-            yield response
     except Exception as error:
         raise errors.translate(error, repo) from None
 
@@ -194,9 +174,89 @@ def parse_address(text: str) -> Address:
     return Address(repo=found.id, revision=found.revision or "", path=path, quantization=quantization.upper())
 
 
+class BrokenResponse(HubError):
+    """A response that is not the requested file but may be at the next attempt: truncated, or a web page."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "Try again.")
+
+
+class WrongResponse(BrokenResponse):
+    """A response with another length, range or hash than was listed: probably the same at every attempt."""
+
+
+_REFUSED = frozenset({400, 401, 403, 404, 410, 416})
+"""Statuses of expired signed links: the next attempt gets a new link."""
+
+
+def pieces(
+    repo: str, revision: str, file: HubFile, offset: int, end: int | None = None, **limits: Any
+) -> Iterator[bytes]:
+    """Yield the content of a file from `offset` to `end` (default: its end), never more, in one request.
+
+    Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
+    Authorization header on only within the host and port that it was meant for.
+
+    Args:
+        limits: those of `http.ResponseLimits`.
+
+    Raises:
+        BrokenResponse: a web page.
+        WrongResponse: not this file, or not the requested range.
+        HubError: a forbidden redirect, or a compressed response.
+        httpx.HTTPError, HfHubHTTPError: as of `raise_for_status`, or the connection failed.
+    """
+    from cpuchat.models.hub.http import LIMITS, ResponseLimits
+
+    missing = (file.size if end is None else end) - offset
+    if missing <= 0:
+        return
+    url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+    sent = {**headers(), "range": f"bytes={offset}-{'' if end is None else end - 1}"}
+    with _client().stream("GET", url, headers=sent, extensions={LIMITS: ResponseLimits(**limits)}) as response:
+        elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
+        if elsewhere and response.status_code in _REFUSED:
+            raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
+        raise_for_status(response)
+        if response.status_code not in (200, 206):
+            raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
+        if response.headers.get("content-type", "").startswith("text/html"):
+            raise BrokenResponse(
+                f"Received a web page instead of the file, from {host()} or a login page of this network."
+            )
+        for hop in (*response.history, response):
+            etag = hop.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
+            if etag and etag != file.etag:
+                raise WrongResponse(f"{host()} serves a different file than it listed.")
+        # A server without range support sends the file from its beginning.
+        skip, size = offset, response.headers.get("content-length")
+        if response.status_code == 206:
+            span, _, size = response.headers.get("content-range", "").removeprefix("bytes ").partition("/")
+            skip = 0
+            if span.partition("-")[0] != str(offset):
+                raise WrongResponse(f"{host()} sent a different byte range than requested.")
+        if size is not None and size != str(file.size):
+            raise WrongResponse(f"{host()} sends {clean_line(size)[:20]} bytes but listed {file.size}.")
+        for piece in response.iter_raw():
+            wanted = piece[skip : skip + missing]
+            skip = max(skip - len(piece), 0)
+            missing -= len(wanted)
+            if wanted:
+                yield wanted
+            if not missing:  # what follows is not wanted, and may never end
+                return
+
+
+@cache
+def _client() -> httpx.Client:
+    """Return an HTTP client separate from huggingface_hub's, for what is not its API."""
+    from cpuchat.models.hub.http import client
+
+    return client()
+
+
 _MORE = 1 << 20
 """Bytes that a server without range support may send beyond those requested; the reader stops by itself."""
-_RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
 
 
 class _Remote:
@@ -205,42 +265,25 @@ class _Remote:
     def __init__(self, repo: str, revision: str, file: HubFile) -> None:
         self.name = PurePosixPath(file.path).name
         self.size = file.size
-        self._repo = repo
-        self._url = f"{endpoint()}/{repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+        self._place = repo, revision, file
 
     def read(self, offset: int, count: int) -> bytes:
-        count = min(count, self.size - offset)
         try:
-            piece = self._request(offset, count)
+            return self._read(offset, min(offset + count, self.size))
         except HubOffline as error:  # a lost connection, or one that was closed while idle
             if isinstance(error, TooSlow):
                 raise
-            piece = self._request(offset, count)
-        if len(piece) < count:
-            raise HubError(f"{host()} sent fewer bytes of {self.name} than announced.", "Try again.")
-        return piece
+        return self._read(offset, min(offset + count, self.size))
 
-    def _request(self, offset: int, count: int) -> bytes:
-        wanted = {"range": f"bytes={offset}-{offset + count - 1}"}
-        with get(self._url, self._repo, wanted, max_bytes=offset + count + _MORE) as response:
-            if "html" in response.headers.get("content-type", ""):
-                raise invalid_response()
-            if response.status_code == 200:  # no range support: it sends the file from its beginning
-                return _body(response, count, skip=offset)
-            sent = _RANGE.match(response.headers.get("content-range", ""))
-            if sent is None or int(sent["first"]) != offset or int(sent["total"]) != self.size:
-                raise HubError(f"{host()} sent a different range of {self.name} than requested.", "Try again.")
-            return _body(response, count)
-
-
-def _body(response: httpx.Response, count: int, skip: int = 0) -> bytes:
-    """Return up to `count` bytes of the body after the first `skip`; the rest is not fetched."""
-    content = bytearray()
-    for piece in response.iter_bytes():
-        content += piece
-        if len(content) >= skip + count:
-            break
-    return bytes(content[skip : skip + count])
+    def _read(self, offset: int, end: int) -> bytes:
+        _set_up()
+        try:
+            content = b"".join(pieces(*self._place, offset, end, max_bytes=end + _MORE))
+        except Exception as error:
+            raise errors.translate(error, self._place[0]) from None
+        if len(content) < end - offset:
+            raise BrokenResponse(f"{host()} sent fewer bytes of {self.name} than announced.")
+        return content
 
 
 _MAX_HEADERS = 8  # that are kept
@@ -256,7 +299,7 @@ class Hub:
     `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied."""
 
     def __init__(self) -> None:
-        self._headers: dict[tuple[str, ...], GGUFHeader] = {}  # by the hashes of the files
+        self._header = lru_cache(_MAX_HEADERS)(_read_header)
 
     def search(self, query: str, *, limit: int = 30) -> list[FoundRepository]:
         """Return at most `limit` repositories with GGUF files whose name contains the words, most downloads first.
@@ -266,30 +309,28 @@ class Hub:
             query = parse_address(query).repo
         query = query.strip()
         usual: dict[str, Any] = {"filter": "gguf", "sort": "downloads", "expand": _FACTS}
-        return responses.listed_repositories(ask(lambda api: list(api.list_models(search=query, limit=limit, **usual))))
+        return listed_repositories(ask(lambda api: list(api.list_models(search=query, limit=limit, **usual))))
 
     def repository(self, repo_id: str, revision: str = MAIN) -> Repository:
         """Return its models at `revision`: a branch, a tag or a commit. Raises UsageError: `repo_id` is not
         "owner/name"."""
         repo, asked = parse_address(repo_id).repo, time.time()
         info = ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
-        return responses.repository(info, asked if revision == MAIN else 0.0)
+        return repository_of(info, asked if revision == MAIN else 0.0)
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
         """Return the header of a model, with the tensors of all parts of a split one; fetches some MB, and keeps the
         last few. Raises ModelDamaged: not a GGUF file, a contradictory header, or missing parts; TooSlow: too many
         parts, or too slow a connection."""
-        key = tuple(file.etag for file in model.files)
-        if (known := self._headers.get(key)) is not None:
-            return known
-        headers, until = [], time.monotonic() + MAX_SECONDS
-        for file in model.files:
-            if time.monotonic() > until:
-                raise too_slow()
-            headers.append(header_from(_Remote(repo.id, repo.revision, file), Path(file.path)))
-        if not model.complete or headers[0].split_count != len(headers):
-            raise ModelDamaged(f"{model.name}: parts are missing in {repo.id}.", "Choose another file.")
-        for old in list(self._headers)[: 1 - _MAX_HEADERS]:
-            self._headers.pop(old, None)
-        found = self._headers[key] = join_parts(headers)
-        return found
+        return self._header(repo.id, repo.revision, model)
+
+
+def _read_header(repo: str, revision: str, model: RepoModel) -> GGUFHeader:
+    headers, until = [], time.monotonic() + MAX_SECONDS
+    for file in model.files:
+        if time.monotonic() > until:
+            raise too_slow()
+        headers.append(header_from(_Remote(repo, revision, file), Path(file.path)))
+    if not model.complete or headers[0].split_count != len(headers):
+        raise ModelDamaged(f"{model.name}: parts are missing in {repo}.", "Choose another file.")
+    return join_parts(headers)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+PROXY = "cpuchat.proxy"
+"""The extension of a request that has the `ProxySetting` by which it was sent, None: directly."""
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # constants.ENV_VARS_TRUE_VALUES of huggingface_hub
 
 
@@ -175,18 +177,12 @@ def _named(repo: str) -> str:
     return clean_line(repo) or "The repository"
 
 
-def _unreachable(how: str, who: str = "") -> HubOffline:
-    return HubOffline(f"{who or host()} {how}.", f"{_CHECK}; {_LOCAL}")
-
-
 def _no_connection(error: httpx.TransportError) -> HubOffline:
     import httpx
 
-    from cpuchat.models.hub.network import proxy_for
-
     who, proxy = host(), None
     with contextlib.suppress(RuntimeError):  # it doesn't know its request
-        asked, proxy = error.request.url.netloc.decode("ascii"), proxy_for(str(error.request.url))
+        asked, proxy = error.request.url.netloc.decode("ascii"), error.request.extensions.get(PROXY)
         # Not always the hub, which redirects to other hosts.
         who = asked if asked == who else f"{asked}, where {who} redirects to,"
     if isinstance(error, httpx.TimeoutException):
@@ -206,7 +202,8 @@ def _no_connection(error: httpx.TransportError) -> HubOffline:
         name, shown = (proxy.variable, f" {without_password(proxy.address)}") if proxy else ("its variable", "")
         how = f"refused: {clean_line(str(error))[:80]}" if refused else "cannot be reached"
         return HubOffline(f"The proxy{shown} {how}.", f"Check {name} (http://USER:PASSWORD@HOST:PORT); {_LOCAL}")
-    return _unreachable("cannot be reached" if isinstance(error, httpx.ConnectError) else "closed the connection", who)
+    how = "cannot be reached" if isinstance(error, httpx.ConnectError) else "closed the connection"
+    return HubOffline(f"{who} {how}.", f"{_CHECK}; {_LOCAL}")
 
 
 def _has_token(response: httpx.Response) -> bool:

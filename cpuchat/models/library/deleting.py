@@ -20,8 +20,10 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged
-from cpuchat.base.files import JsonCache, is_locked
+from cpuchat.base.files import is_locked
 from cpuchat.hardware.numa.residency import mapped_by
+from cpuchat.measure import store
+from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import files_beside
 from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
@@ -289,10 +291,11 @@ def content_sha256(path: Path) -> str:
     try:
         if len(known := _announced(path)) == 64:
             return known
-        cache, key = JsonCache(paths.hashes_file(), str, version=1, max_entries=500), stat_fingerprint([path])
-        if (found := cache.read().get(key)) is None:
-            found = file_digest(path, "0" * 64, lambda _: None)
-            cache.put(key, found)
+        file = Subject(model=(stat_fingerprint([path]),))
+        if (kept := store.find(file, "SHA-256", str)) is not None:
+            return kept.value
+        found = file_digest(path, "0" * 64, lambda _: None)
+        store.keep(file, "SHA-256", found)
         return found
     except OSError as error:
         raise ModelDamaged(f"Cannot read {error.filename}: {error.strerror}.", "Check the disk.") from None

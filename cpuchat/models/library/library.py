@@ -18,6 +18,7 @@ from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
 from cpuchat.models.library.places import (
     DEMO_FILES,
+    STORES,
     LocalFile,
     LocalModel,
     SummaryCache,
@@ -27,12 +28,14 @@ from cpuchat.models.library.places import (
     hub_cache,
     is_inside,
     models_in,
+    ollama_models,
+    ollama_stores,
     only_drafts,
     repo_folder,
     repo_places,
+    store_folders,
     walk,
 )
-from cpuchat.models.library.stores import STORES, ollama_models, ollama_stores, store_folders
 from cpuchat.models.library.usage import RecentModels, usage_of, usages
 
 _USUAL_FOLDER = "~/models"
@@ -179,7 +182,7 @@ class Library:
             if "/" in spec or spec[0] in ".~" or any(walk(Path(spec))):
                 raise
             empty = error  # a folder by chance: a model may have that name
-        ollama = {model.name.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
+        ollama = {model.alias.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
         if (path := ollama.get(spec.lower()) or ollama.get(f"{spec.lower()}:latest")) is not None:
             return _still_there(path, spec)
         match = _REPO_NAME.match(spec)

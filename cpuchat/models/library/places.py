@@ -4,6 +4,16 @@ describes them by their headers, whose summaries are cached while the files stay
 The Hugging Face cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its
 layout is that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds
 links to the files of `blobs/`, where a partial download is called `*.incomplete`.
+
+Other programs keep models, too. Nothing there is ever changed.
+
+- Ollama: manifests/HOST/NAMESPACE/MODEL/TAG is JSON whose layer of type `…image.model` names a file of blobs/ by
+  its SHA-256 (docs/faq.md and server/internal/manifest of ollama). The installer's service keeps them in the home of
+  the user `ollama`, packages of distributions in /var/lib/ollama. `hf.co/…` are other hosts; newer versions write a
+  second tree beside manifests/.
+- LM Studio: PUBLISHER/REPOSITORY/FILE.gguf below its folder, which its settings may have moved.
+- llama.cpp: OWNER_REPOSITORY_FILE.gguf beside manifest=OWNER=REPOSITORY=TAG.json; newer versions use the Hugging
+  Face cache, or make one of LLAMA_CACHE (common/download.cpp and common/hf-cache.cpp of llama.cpp).
 """
 
 from __future__ import annotations
@@ -12,6 +22,7 @@ import contextlib
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -19,20 +30,28 @@ from typing import Literal
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
-from cpuchat.base.files import MAX_FOLDERS, JsonCache
+from cpuchat.base.files import MAX_FOLDERS, JsonCache, read_small
 from cpuchat.base.files import walk as walk_files
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
-from cpuchat.models.library import stores
-from cpuchat.models.library.stores import Store
 from cpuchat.models.support import why_unsupported
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
 
+Store = Literal["ollama", "lmstudio", "llama.cpp"]
 Source = Literal["demo", "huggingface", "folder"] | Store
+STORES: dict[Store, str] = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp"}
+"""What people call these programs."""
+
+_OLLAMA_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama")
+_DEFAULT_HOSTS = ("registry.ollama.ai", "ollama.com")
+_HUB_HOSTS = ("hf.co", "huggingface.co")
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+_MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=.*\.json")
 
 
 class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +121,11 @@ _MAX_FILES, _MAX_BESIDE = 10_000, 200  # in a folder that is not searched below;
 
 
 class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted."""
+    """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted.
+
+    `alias` is the name that Ollama lists (`qwen2.5-coder:7b`), or that of a demo model; `repo` "owner/name" on Hugging
+    Face, where that is known. Of Ollama's, the file may be missing.
+    """
 
     path: Path
     source: Source
@@ -246,7 +269,7 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
     """Yield every model once, also if it can be reached in several ways: demo, cache, folders, other programs' stores,
     single `files`."""
     demo, seen, folders = paths.demo_dir(), set[str](), list(folders)
-    llama = stores.llama_cache()
+    llama = llama_cache()
     caches = [cache, *([llama] if llama != cache else [])]
     real_caches = [os.path.realpath(one) for one in caches]
 
@@ -264,14 +287,13 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
             yield from repo_places(folder, folder.name.removeprefix(_REPO).replace("--", "/", 1))
         for folder in folders:
             yield from (place for place in folder_places(folder) if not in_cache(place.path))
-        for folder in stores.ollama_stores():
-            yield from _of_ollama(folder)
-        others: list[tuple[Store, Path]] = [("lmstudio", folder) for folder in stores.lmstudio_folders()]
+        yield from ollama_models(ollama_stores())
+        others: list[tuple[Store, Path]] = [("lmstudio", folder) for folder in lmstudio_folders()]
         others.append(("llama.cpp", llama))
         for store, folder in others:
             for path, beside in walk(folder):
                 if not in_cache(path):
-                    repo = stores.repo_in_store(store, folder, path)
+                    repo = repo_in_store(store, folder, path)
                     yield LocalFile(path=path, source=store, root=folder, repo=repo, projector=beside)
         for file in files:
             yield LocalFile(path=file, source="folder", root=file.parent)
@@ -287,14 +309,7 @@ def folder_places(folder: Path, max_folders: int = MAX_FOLDERS) -> Iterator[Loca
     """Yield the models below a folder of the user, which may be a store of Ollama's, too."""
     for path, beside in walk(folder, max_folders):
         yield LocalFile(path=path, source="folder", root=folder, projector=beside)
-    yield from _of_ollama(folder)
-
-
-def _of_ollama(root: Path) -> Iterator[LocalFile]:
-    for model in stores.ollama_models([root]):
-        yield LocalFile(
-            path=model.path, source="ollama", root=root, repo=model.repo, alias=model.name, projector=model.projector
-        )
+    yield from ollama_models([folder])
 
 
 def repo_places(folder: Path, repo: str) -> list[LocalFile]:
@@ -345,6 +360,119 @@ def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | N
         if whole not in seen and name not in projectors:
             yield folder / name, projector
         seen.add(whole)
+
+
+class _Layer(msgspec.Struct):
+    mediaType: str = ""
+    digest: str = ""
+
+
+class _Manifest(msgspec.Struct):
+    layers: list[_Layer] = []
+
+
+class _Settings(msgspec.Struct):
+    downloadsFolder: str = ""
+
+
+def ollama_stores() -> list[Path]:
+    """Return the folders that may hold manifests and blobs, whether they exist or not."""
+    named = os.environ.get("OLLAMA_MODELS")
+    folders = [paths.expanded(named)] if named else [paths.expanded("~/.ollama/models")]
+    return [*folders, *map(Path, _OLLAMA_SERVICES)]
+
+
+def ollama_models(roots: Iterable[Path]) -> Iterator[LocalFile]:
+    """Yield the models of the stores in these folders, one for each name. Other folders are none."""
+    for root in roots:
+        for tree in sorted(root.glob("manifest*")):
+            for folder, tags in walk_files(tree):
+                for tag in tags:
+                    model = _ollama_model(root, (*folder.relative_to(tree).parts, tag), folder / tag)
+                    if model is not None:
+                        yield model
+
+
+def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> LocalFile | None:
+    """Return what a manifest names; None when it is none, or has no GGUF file, as models on Ollama's servers."""
+    if len(parts) < 3 or parts[-1].startswith("."):
+        return None
+    try:
+        layers = msgspec.json.decode(read_small(manifest), type=prepared(_Manifest)).layers
+    except (OSError, ValueError, RecursionError):  # not JSON, not UTF-8, or too deep
+        return None
+    contents = {one.mediaType.rpartition(".")[2]: _DIGEST.fullmatch(one.digest) for one in reversed(layers)}
+    if (found := contents.get("model")) is None:
+        return None
+    host, *owner, model, tag = parts
+    is_default = host in _DEFAULT_HOSTS
+    prefix = () if is_default and owner == ["library"] else owner if is_default else (host, *owner)
+    projector = contents.get("projector")
+    return LocalFile(
+        path=_blob(root, found[1]),
+        source="ollama",
+        root=root,
+        alias=clean_line(f"{'/'.join((*prefix, model))}:{tag}"),
+        repo="/".join((*owner, model)) if host in _HUB_HOSTS else "",
+        projector=_blob(root, projector[1]) if projector is not None else None,
+    )
+
+
+def _blob(root: Path, sha256: str) -> Path:
+    older = root / "blobs" / f"sha256:{sha256}"  # before 0.1.30
+    return older if older.exists() else root / "blobs" / f"sha256-{sha256}"
+
+
+def lmstudio_folders() -> list[Path]:
+    """Return the folders in which LM Studio keeps models, whether they exist or not."""
+    folders = [paths.expanded("~/.lmstudio/models"), paths.expanded("~/.cache/lm-studio/models")]
+    for home in ("~/.lmstudio", "~/.cache/lm-studio"):
+        try:
+            chosen = msgspec.json.decode(read_small(paths.expanded(home) / "settings.json"), type=prepared(_Settings))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if chosen.downloadsFolder and "\0" not in chosen.downloadsFolder:
+            folders.append(paths.expanded(chosen.downloadsFolder))
+    return folders
+
+
+def llama_cache() -> Path:
+    """Return the cache of llama.cpp, found as it finds it."""
+    if named := os.environ.get("LLAMA_CACHE"):
+        return paths.expanded(named)
+    if sys.platform == "darwin":
+        return paths.expanded("~/Library/Caches/llama.cpp")
+    return paths.expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
+
+
+def repo_in_store(store: Store, folder: Path, path: Path) -> str:
+    """Return "owner/name" of a file that LM Studio or llama.cpp has from Hugging Face, "" where that is not known."""
+    if store == "lmstudio":
+        parts = path.relative_to(folder).parts
+        return "/".join(parts[:2]) if len(parts) > 2 else ""
+    for manifest in folder.glob("manifest=*.json"):
+        found = _MANIFEST.fullmatch(manifest.name)
+        if found is not None and path.name.startswith(f"{found[1]}_{found[2]}_"):
+            return f"{found[1]}/{found[2]}"
+    return ""
+
+
+def store_folders() -> list[Path]:
+    """Return all folders that are searched, whether they exist or not."""
+    return list(dict.fromkeys((*ollama_stores(), *lmstudio_folders(), llama_cache())))
+
+
+def unreadable() -> list[Path]:
+    """Return the stores that exist and may not be read by this user: Ollama's service runs as another one."""
+    found: list[Path] = []
+    for folder in store_folders():
+        try:
+            os.scandir(folder).close()
+        except PermissionError:
+            found.append(folder)
+        except OSError:
+            continue
+    return found
 
 
 _VERSION = 100 * COST_MODEL + 9
@@ -398,7 +526,8 @@ class SummaryCache:
             return msgspec.structs.replace(base, size=size, damaged=damaged, unsupported=unsupported)
         if not cached.summary.name:
             return None
-        model = _with_summary(base, cached.summary)
+        known = {name: getattr(cached.summary, name) for name in HeaderSummary.__struct_fields__}
+        model = msgspec.structs.replace(base, **known)
         if place.alias and model.name == model.architecture:  # a header without a name
             model = msgspec.structs.replace(model, name=place.alias)
         if cached.checksum_error:
@@ -439,10 +568,6 @@ class SummaryCache:
 def _key(parts: list[Path]) -> str:
     """Identify files and the engine, which decides what is unsupported. Raises OSError: one does not exist."""
     return stat_fingerprint(parts) + engine_fingerprint()[:8]
-
-
-def _with_summary(model: LocalModel, summary: HeaderSummary) -> LocalModel:
-    return msgspec.structs.replace(model, **{name: getattr(summary, name) for name in HeaderSummary.__struct_fields__})
 
 
 def summarize(header: GGUFHeader) -> HeaderSummary:

@@ -60,12 +60,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return self.head or self.n_embd // self.n_head
 
 
-def _shapes() -> dict[str, Shape]:
-    rows = Path(__file__).with_name("shapes.json").read_bytes()
-    return {shape.name: shape for shape in msgspec.json.decode(rows, type=prepared(list[Shape]))}
-
-
-SHAPES = _shapes()
+_ROWS = Path(__file__).with_name("shapes.json").read_bytes()
+SHAPES = {shape.name: shape for shape in msgspec.json.decode(_ROWS, type=prepared(list[Shape]))}
 """By name. From the published configurations of Qwen2.5, Llama 3, Qwen3 and Gemma 3; "tiny" and "0.05b" are our own."""
 
 # Mixes of llama-quantize: file type -> type of most tensors. Other names are a type for everything.
@@ -188,12 +184,7 @@ def float_bytes(kind: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-RANDOM_TYPES = (
-    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
-    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-)  # fmt: skip
-
-
+RANDOM_TYPES = ("F32", "F16", "BF16", *_LEVELS)
 # Levels of these types are not balanced around 0 (-8..7), which would give a network a common direction that drowns
 # its input: every second block gets a negative scale. Where the sign of that scale is.
 _SIGN_BYTE = {"Q4_0": 1, "Q5_0": 1, "Q3_K": 109, "Q6_K": 209, "IQ4_NL": 1, "IQ4_XS": 1}
@@ -347,7 +338,6 @@ def _vocab_metadata(architecture: str, n_vocab: int) -> dict[str, Any]:
 CHUNK_VALUES = 4 << 20
 # Standard deviation of weights, as in a freshly initialised transformer.
 STD = 0.02
-_MIXES = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S")
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -446,9 +436,9 @@ def _checked(shape: str | Shape, quant: str, layers: int | None) -> tuple[Shape,
     _file_type(quant)
     rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
     for name, row in rows.items():
-        kind = tensor_type(shape, quant, name, row) if quant.upper() in (*RANDOM_TYPES, *_MIXES) else quant
+        kind = tensor_type(shape, quant, name, row) if quant.upper() in (*RANDOM_TYPES, *_SHAPE_MIXES) else quant
         if kind not in RANDOM_TYPES:
-            known = ", ".join((*RANDOM_TYPES, *_MIXES))
+            known = ", ".join((*RANDOM_TYPES, *_SHAPE_MIXES))
             raise UsageError(f"Random weights of type {kind} are not supported.", f"Choose one of {known}.")
     return shape, f"synthetic {shape.name} {quant.upper()}"
 

@@ -22,8 +22,7 @@ from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import is_named
-from cpuchat.models.library.places import LocalModel, grouped, only_drafts, shown_name
-from cpuchat.models.library.stores import STORES
+from cpuchat.models.library.places import STORES, LocalModel, grouped, only_drafts, shown_name
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction

@@ -21,8 +21,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.file_names import engine_knows
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.places import LocalModel, is_demo
-from cpuchat.models.library.stores import unreadable
+from cpuchat.models.library.places import LocalModel, is_demo, unreadable
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
 from cpuchat.present import downloads

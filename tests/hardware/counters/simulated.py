@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.counters import Kernel
 from tests.hardware.trees import write
 
 DEVICES = "sys/bus/event_source/devices"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cpuchat.costs.calibrations import PassCosts, implausible, interpolate, is_plausible
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
-from cpuchat.models.costs import ACCEPTED, CALIBRATED, keep_accepted, keep_calibration
+from cpuchat.models.costs import CALIBRATED, keep_accepted, keep_calibration
 from cpuchat.models.drafts.candidates import UNKNOWN, measured_draft_ms, target_costs
 from cpuchat.models.file_names import file_fingerprint
 from tests.models.drafts.files import header_file
@@ -83,7 +83,6 @@ def test_curves_beside_other_load_are_not(changes: dict[int, float], wrong: list
 
 
 def test_what_cannot_be_is_not_read(files: tuple[str, str, Path, Path]) -> None:
-    target, draft, path, _ = files
+    target, _, path, _ = files
     store.keep(Subject(model=(target,)), CALIBRATED, replace(costs(10.0), verify_ms=(10.0, 68.0, *range(12, 42))))
-    store.keep(Subject(model=(target, draft)), ACCEPTED, (200.0, 100.0))
     assert target_costs(path) == UNKNOWN

@@ -11,8 +11,7 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, recommended
 from cpuchat.models.drafts.choice import choose_draft, heads_of, local_heads
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.hub.repository import HubFile, Repository
-from cpuchat.models.hub.responses import models_of
+from cpuchat.models.hub.repository import HubFile, Repository, models_of
 from cpuchat.models.library.library import Library
 from cpuchat.present import models
 from tests.support.head_files import mtp_head_file, tap_head_file, target_file

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.base.errors import NotOnHub
-from cpuchat.models.hub.repository import HubFile, Repository, choose_repo_model
-from cpuchat.models.hub.responses import models_of
+from cpuchat.models.hub.repository import HubFile, Repository, choose_repo_model, models_of
 
 
 def repository(*paths: str) -> Repository:

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuchat.base.errors import HubError
-from cpuchat.models.hub.repository import HubFile, safe_path
-from cpuchat.models.hub.responses import models_of
+from cpuchat.models.hub.repository import HubFile, models_of, safe_path
 
 
 def files(paths: Sequence[str]) -> list[HubFile]:

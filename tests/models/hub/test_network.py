@@ -8,7 +8,7 @@ import pytest
 
 from cpuchat.base.errors import AccessDenied, HubError, UsageError
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.network import certificates, proxy_for
+from cpuchat.models.hub.http import certificates, proxy_for
 from tests.support.hub_server import HubServer
 
 _NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

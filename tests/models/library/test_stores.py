@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import ModelNotFound
-from cpuchat.models.library import stores
+from cpuchat.models.library import places
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import grouped, natural
 from tests.models.library.files import cached
@@ -54,7 +54,7 @@ def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model
     [one] = [m for m in library.local_models() if m.alias == "qwen2.5-coder:7b"]
     assert library.verify(one).state == "verified"
     refused = {library.deletion(m).refused for m in library.local_models() if m.source != "folder"}
-    assert refused == {f"{program} keeps it: delete it there." for program in stores.STORES.values()}
+    assert refused == {f"{program} keeps it: delete it there." for program in places.STORES.values()}
     library.opened(one.path)
     assert len(library.local_models()) == 5
 
@@ -162,7 +162,7 @@ def test_llama_cache_may_be_a_hugging_face_cache(tmp_path: Path, model: Path, mo
 def test_a_store_of_another_user_is_named(store: Path, model: Path) -> None:
     ollama(store, "qwen3:8b", model)
     store.chmod(0)
-    assert (stores.unreadable(), listed()) == ([store], {})
+    assert (places.unreadable(), listed()) == ([store], {})
     store.chmod(0o700)
 
 

@@ -9,7 +9,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.drafters.ngrams import NOWHERE, SIZES, NgramIndex, following
+from cpuchat.speculation.drafters.suffix import NOWHERE, SIZES, NgramIndex, following
 
 # Few different tokens, so that much repeats, and one of each kind of extreme id.
 texts = st.lists(st.sampled_from([0, 1, 2, 262_143, 2**31 - 1]), max_size=40)

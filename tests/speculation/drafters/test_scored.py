@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.speculation.drafters.scored import SHADOW_TOKENS, ScoredDrafter
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.suffix import SHADOW_TOKENS, NgramIndex, ScoredDrafter, SuffixDecoding
 
 
 class Scripted(SuffixDecoding):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
-from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, NOWHERE, SIZES, NgramIndex
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.suffix import MAX_CANDIDATES, NOWHERE, SIZES, NgramIndex, SuffixDecoding
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
