@@ -143,6 +143,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     L3 caches together (0: not known). Kept states of chats take at most `state_memory` of memory, one checkpoint
     `partial_state` (0: none is needed, the KV cache can be cut anywhere). `work` is that of its passes over text,
     `draft_work` the draft model's; None: not known. `takes_effort`: its chat template can be told how much to reason.
+    `fills_in`: its vocabulary has the tokens to fill in the middle of a text.
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and why
@@ -165,6 +166,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_size: int = 0
     has_template: bool = True
     takes_effort: bool = True
+    fills_in: bool = False
     load_ms: float = 0.0
     fingerprint: str = ""
     notes: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.protocol.messages import GenerationFinished
 from cpuchat.serving.anthropic import MessagesReply, read_messages
 from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
+from cpuchat.serving.infill import InfillReply, read_infill
 from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion
 from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
@@ -45,6 +46,7 @@ STALLED_SECONDS = 60.0
 DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], type[Reply]]] = {
     "chat": ("/v1/chat/completions", read_chat, ChatReply),
     "completions": ("/v1/completions", read_completion, CompletionReply),
+    "infill": ("/v1/infill", read_infill, InfillReply),
     "responses": ("/v1/responses", read_response, ResponsesReply),
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
@@ -59,8 +61,8 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
 ]
 _ELSEWHERE = (
-    "Here are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models. Not here are Ollama's "
-    "own interface, and embeddings, which `llama-server --embeddings` computes beside this server."
+    "Here are /v1/chat/completions, /v1/completions, /infill, /v1/responses, /v1/messages and /v1/models. Not here are "
+    "Ollama's own interface, and embeddings, which `llama-server --embeddings` computes beside this server."
 )
 
 

@@ -14,7 +14,7 @@ from cpuchat.telemetry.meter import ChatFigures
 
 Result = Literal["ok", "cancelled", "refused", "queue_full", "failed"]
 """How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
-ENDPOINTS: Final = ("chat", "completions", "responses", "messages", "count")
+ENDPOINTS: Final = ("chat", "completions", "infill", "responses", "messages", "count")
 _COUNTERS: Final = {
     "model_loads": "Loads of the model; after the first one, because the worker died.",
     "prompt_tokens": "Prompt tokens evaluated.",

@@ -12,6 +12,7 @@ import msgspec
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
+    FillIn,
     Generate,
     GenerationFinished,
     PrefillProgress,
@@ -94,7 +95,7 @@ class CompletionBody(_Completion, kw_only=True):
     logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS, (False,))] = None
     best_of: Annotated[int | None, Unsupported("only one completion is supported", (1,))] = None
     echo: Annotated[bool | None, Unsupported("echo is not supported", (False,))] = None
-    suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
+    suffix: str | None = None
 
 
 def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
@@ -132,7 +133,11 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
-    return _parsed(reader, body, Generate(prompt=prompts[0]), "prompt", max_tokens=body.max_tokens)
+    fill = None
+    if body.suffix:
+        reader.require_fill_in(400, "suffix")
+        fill = FillIn(suffix=body.suffix)
+    return _parsed(reader, body, Generate(prompt=prompts[0], fill=fill), "prompt", max_tokens=body.max_tokens)
 
 
 def _parsed(reader: RequestReader, body: _Completion, asked: Generate, param: str, **more: Any) -> ParsedRequest:
@@ -255,9 +260,7 @@ class ChatReply(Reply):
         return usage
 
     def _timings(self) -> dict[str, Any]:
-        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
-        fields = self.progress.timings.fields()
-        return {"timings": {name: 0.0 if value is None else value for name, value in fields.items()}}
+        return {"timings": self.progress.timing_fields}
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return sent_event({"choices": choices, **self._head, "object": self.chunk_kind, **more})

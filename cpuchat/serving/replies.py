@@ -99,6 +99,11 @@ class ReplyProgress:
         """Return the engine's own timings once it has finished, before that those of its events."""
         return self.finished.timings if self.finished is not None else self._told
 
+    @property
+    def timing_fields(self) -> dict[str, float]:
+        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
+        return {name: 0.0 if value is None else value for name, value in self.timings.fields().items()}
+
 
 def new_id() -> str:
     """Return an id of a call: nine letters and digits, as some templates insist."""

@@ -51,7 +51,7 @@ class RequestRecord:
 
     def refuse(self, refusal: Refusal) -> None:
         self.message, self.hint = refusal.logged, refusal.hint
-        is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down")
+        is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down", "unsupported")
         self.result = "queue_full" if refusal.code == "queue_full" else "refused" if is_refused else "failed"
 
 
