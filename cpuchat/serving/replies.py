@@ -8,6 +8,7 @@ import secrets
 import string
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,8 @@ class ReplyProgress:
     def __init__(self) -> None:
         self.id = ""
         """Of the reply."""
+        self.n_ahead: Callable[[], int | None] = lambda: None
+        """Returns how many requests of the queue run before this one; None while it does not wait."""
         self.text = self.reasoning = ""
         self.calls: list[WrittenCall] = []
         self.finished: GenerationFinished | None = None
@@ -118,13 +121,21 @@ class Reply(ABC):
     """
 
     id_prefix = ""
-    ping = PING
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         self.progress = ReplyProgress()
         self.progress.id = f"{self.id_prefix}{secrets.token_urlsafe(24)}"
         self.model, self.fingerprint, self.parsed = model, fingerprint, parsed
         self.created = int(time.time())
+
+    def another(self, parsed: ParsedRequest) -> Reply:
+        """Return what builds another answer of the same response; only dialects with several answers have it."""
+        raise NotImplementedError
+
+    @property
+    def ping(self) -> bytes:
+        """Return what keeps a silent connection open."""
+        return PING
 
     @abstractmethod
     def whole(self) -> bytes: ...

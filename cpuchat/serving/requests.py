@@ -188,7 +188,8 @@ T = TypeVar("T", bound=RequestBody)
 class ParsedRequest:
     """A request that can be answered: `offered` has more about its tools. A stream has timings `with_timings` in every
     chunk, and `with_progress` of the prompt; `echoed` are fields of the request that the answer repeats. Of one that is
-    filled in: only these `fields` are sent (() all), and without text where `prompt_only` is evaluated.
+    filled in: only these `fields` are sent (() all), and without text where `prompt_only` is evaluated. `n` answers
+    are wanted, this one is the `index`-th.
     """
 
     request: Generate
@@ -200,6 +201,17 @@ class ParsedRequest:
     echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fields: tuple[str, ...] = ()
     prompt_only: bool = False
+    n: int = 1
+    index: int = 0
+
+    def choices(self) -> list[ParsedRequest]:
+        """Return a request for each answer; those with a seed get one of their own."""
+        sampling, found = self.request.sampling, list[ParsedRequest]()
+        for index in range(self.n):
+            seed = None if sampling.seed is None else (sampling.seed + index) % (1 << 63)
+            request = msgspec.structs.replace(self.request, sampling=msgspec.structs.replace(sampling, seed=seed))
+            found.append(replace(self, request=request, index=index))
+        return found
 
     def of_client(self, client: str) -> ParsedRequest:
         """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
