@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   cpuchat serve                                    the model used last, on http://127.0.0.1:8080/v1
-  cpuchat serve ~/models/qwen.gguf --port 9000
+  cpuchat serve ~/models/qwen.gguf --port 9000 --idle-unload 30
   CPUCHAT_SERVE_TOKEN="$(cat ~/.cpuchat-token)" cpuchat serve --host 0.0.0.0
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
 
-One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server, a second one
-ends it at once.
+One request is answered at a time; clients take turns for the others. Ctrl+C ends the server, a second one ends it at
+once.
 
-Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools.
-docs/agents.md configures coding agents.
+Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools;
+/infill (llama-server) for editors. docs/agents.md configures coding agents, docs/serve.md editors.
 
 CPUCHAT_SERVE_TOKEN is the token that programs must send, as `Authorization: Bearer TOKEN` (the api_key of OpenAI
 clients); `openssl rand -hex 32` makes one. Any address but 127.0.0.1 needs one, and sends it unencrypted: outside a
@@ -64,6 +64,13 @@ network that you trust, put a TLS proxy or an SSH tunnel in front."""
     click.option(
         "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
+    click.option(
+        "--idle-unload",
+        type=click.FloatRange(0, 100_000),
+        default=0,
+        metavar="MINUTES",
+        help="Unload the model when it is idle for so long; the next request loads it again. Default: 0 = never.",
+    ),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
@@ -75,6 +82,7 @@ def serve(
     port: int,
     alias: tuple[str, ...],
     queue: int,
+    idle_unload: float,
     cors_origin: tuple[str, ...],
     quiet: bool,
     **values: Any,
@@ -116,7 +124,7 @@ def serve(
         raise
     terminal = TerminalOutput(quiet=quiet)
     access = {"token": token, "local": local, "origins": cors_origin}
-    options = {"aliases": alias, "limit": queue}
+    options = {"aliases": alias, "limit": queue, "idle_minutes": idle_unload}
     return asyncio.run(_serve(chosen, backend, path, terminal, listeners, access, options, strict=strict))
 
 
@@ -183,8 +191,10 @@ def _log(done: RequestRecord, terminal: TerminalOutput) -> None:
     if done.result != "ok":
         parts.append(done.result.replace("_", " "))
     what = summary(done.timings, done.stop_reason if done.result == "ok" else "")
+    more = [what, f"{done.n_at_once} at once" if done.n_at_once > 1 else ""]
     if done.queued_s >= 0.1:
-        what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.queued_s))}")))
+        more.append(f"queued {' '.join(units.duration(done.queued_s))}")
+    what = " · ".join(filter(None, more))
     line = "  ".join(filter(None, (*parts, what, done.message)))
     if done.hint:
         terminal.warn(f"{line}  {' '.join(done.hint.split())}")

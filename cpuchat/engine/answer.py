@@ -160,6 +160,8 @@ class AnswerRun:
 
     def _build_prompt(self) -> RenderedPrompt:
         command, builder = self._command, self._prompt_builder()
+        if command.fill is not None:
+            return builder.from_fill(command.prompt or "", command.fill, command.max_tokens)
         if command.prompt is not None:
             return builder.from_text(command.prompt)
         if not command.messages:
@@ -230,10 +232,11 @@ class AnswerRun:
                 splitter, self._call_format, command.tools, command.calling, streams=command.output.streams_calls
             )
         self._text = TextStream(
-            command.request_id, self._tell_text, piece, splitter, stops, self._arrived, command.output.frame_seconds
-        )
-        # On this thread with stop strings: one of them ends the answer with the token that completes it.
-        stream = self._text if stops else ThreadedStream(self._output_thread, self._text)
+            command.request_id, self._tell_text, piece, splitter, stops, self._arrived, command.output.frame_seconds,
+            command.fill,
+        )  # fmt: skip
+        # On this thread where the text tells its end: with the token that completes a stop string, or a line.
+        stream = self._text if stops or command.fill is not None else ThreadedStream(self._output_thread, self._text)
         self.reasoning.begin(self._splitter(prompt.text))
         is_drafting = speculator.begin_answer(command.speculation, prompt.tokens)
         if not is_drafting and speculator.disabled is not None:

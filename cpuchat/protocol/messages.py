@@ -221,8 +221,20 @@ class Output(MessageData, frozen=True):
     tokens: bool = False
 
 
+class FillIn(MessageData, frozen=True):
+    """What to write stands between a prompt and `suffix`. `files` are pairs of a name and a text that belong to it.
+
+    Once `max_ms` have passed since the first token, the text ends with its line (0: no limit); it ends before a line
+    that is indented by less than `n_indent` characters."""
+
+    suffix: str
+    files: tuple[tuple[str, str], ...] = ()
+    n_indent: int = 0
+    max_ms: int = 0
+
+
 class Generate(Command, frozen=True):
-    """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
+    """Answer. Either `messages` (chat) or `prompt` (plain completion, no template; with `fill`, the text before a gap).
 
     `unset` names options of `sampling` that nobody has chosen: a server keeps its own values. `request_id` is the
     backend's to give. `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`: the model cannot end
@@ -236,6 +248,7 @@ class Generate(Command, frozen=True):
     request_id: int = 0
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
+    fill: FillIn | None = None
     sampling: Sampling = Sampling()
     unset: tuple[str, ...] = ()
     max_tokens: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -22,9 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cpuchat import __version__
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.protocol.messages import GenerationFinished
 from cpuchat.serving.anthropic import MessagesReply, read_messages
 from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
+from cpuchat.serving.infill import InfillReply, read_infill
 from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion
 from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
@@ -45,6 +46,7 @@ STALLED_SECONDS = 60.0
 DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], type[Reply]]] = {
     "chat": ("/v1/chat/completions", read_chat, ChatReply),
     "completions": ("/v1/completions", read_completion, CompletionReply),
+    "infill": ("/v1/infill", read_infill, InfillReply),
     "responses": ("/v1/responses", read_response, ResponsesReply),
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
@@ -59,8 +61,8 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
 ]
 _ELSEWHERE = (
-    "Here are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models. Not here are Ollama's "
-    "own interface, and embeddings, which `llama-server --embeddings` computes beside this server."
+    "Here are /v1/chat/completions, /v1/completions, /infill, /v1/responses, /v1/messages and /v1/models. Not here are "
+    "Ollama's own interface, and embeddings, which `llama-server --embeddings` computes beside this server."
 )
 
 
@@ -107,12 +109,16 @@ class AnswerEndpoint:
                 message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
                 raise Refusal(400, message, "unsupported") from None
         parsed = parsed.of_client(f"{record.client} {await asyncio.to_thread(local_user, scope)}")
+        program = Headers(scope=scope).get("user-agent", "")
+        record.party = f"{parsed.request.state.owner} {program}"
         if self._make_reply is None:
             n_tokens = await self._service.count(parsed, record)
             return await _json({"input_tokens": n_tokens})(scope, receive, send)
         # Two tasks: a client that reads slowly does not hold up the engine, and one that hangs up cancels the answer.
-        reply, parts = self._make_reply(parsed), asyncio.Queue[bytes | Refusal | None]()
-        computing = asyncio.create_task(self._compute(parsed, record, reply, parts))
+        first, *more = parsed.choices()
+        reply, parts = self._make_reply(first), asyncio.Queue[bytes | Refusal | None]()
+        others = [reply.another(one) for one in more]
+        computing = asyncio.create_task(self._compute(reply, others, record, parts))
         try:
             with contextlib.suppress(_Gone):
                 await _send_parts(send, reply, parts, is_stream=parsed.stream)
@@ -121,21 +127,33 @@ class AnswerEndpoint:
             await asyncio.gather(computing, return_exceptions=True)
 
     async def _compute(
-        self, parsed: ParsedRequest, record: RequestRecord, reply: Reply, parts: asyncio.Queue[bytes | Refusal | None]
+        self, reply: Reply, others: list[Reply], record: RequestRecord, parts: asyncio.Queue[bytes | Refusal | None]
     ) -> None:
-        """Put the answer into the parts, then None; or what it failed with."""
-        event = None
-        try:
-            async with contextlib.aclosing(self._service.answer(parsed, record, reply.progress)) as events:
+        """Put the answers into the parts, then None; or what the first that failed failed with, which ends the others.
+        Each is a request for itself in the queue.
+        """
+
+        async def stream(one: Reply, record: RequestRecord) -> None:
+            async with contextlib.aclosing(self._service.answer(one.parsed, record, one.progress)) as events:
                 async for event in events:
-                    if parsed.stream and (data := reply.rendered(event)) is not None:
+                    if one.parsed.stream and (data := one.rendered(event)) is not None:
                         parts.put_nowait(data)
-            if isinstance(event, GenerationFinished):
-                parts.put_nowait(reply.end() if parsed.stream else reply.whole())
+
+        async def stream_another(one: Reply) -> None:
+            with self._service.place(self._name, record.client) as another:
+                another.party = record.party
+                await stream(one, another)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(stream(reply, record))
+                for one in others:
+                    group.create_task(stream_another(one))
+            parts.put_nowait(reply.end() if reply.parsed.stream else reply.whole())
             parts.put_nowait(None)
-        except Refusal as refusal:
-            parts.put_nowait(refusal)
-        except Exception:
+        except* Refusal as refusals:
+            parts.put_nowait(next(one for one in refusals.exceptions if isinstance(one, Refusal)))
+        except* Exception:
             traceback.print_exc()
             parts.put_nowait(Refusal(*_INTERNAL))
 
@@ -225,7 +243,7 @@ class Pages:
 
     async def health(self, request: Request) -> Response:
         self._service.check_health()
-        return _json({"status": "ok"})
+        return _json({"status": "ok", "model": "loaded" if self._service.is_loaded else "unloaded"})
 
     async def models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._model()]})

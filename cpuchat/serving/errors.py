@@ -12,7 +12,10 @@ from starlette.responses import Response
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Failed
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 501: "not_supported_error",
+    503: "unavailable_error",
+}  # fmt: skip
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     503: "overloaded_error",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, disable_created_metrics, generate_latest
@@ -14,9 +14,9 @@ from cpuchat.telemetry.meter import ChatFigures
 
 Result = Literal["ok", "cancelled", "refused", "queue_full", "failed"]
 """How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
-ENDPOINTS: Final = ("chat", "completions", "responses", "messages", "count")
+ENDPOINTS: Final = ("chat", "completions", "infill", "responses", "messages", "count")
 _COUNTERS: Final = {
-    "model_loads": "Loads of the model; after the first one, because the worker died.",
+    "model_loads": "Loads of the model; after the first one, because the worker died or the model was idle.",
     "prompt_tokens": "Prompt tokens evaluated.",
     "prompt_tokens_cached": "Prompt tokens reused from a KV cache.",
     "prompt_seconds": "Time evaluating prompts.",
@@ -30,11 +30,11 @@ _COUNTERS: Final = {
 
 
 class ServingMetrics:
-    """Counts since the start of the server. `running`, `waiting`: return the requests that are answered and queued;
-    `figures` those of the running answer, else of the last one."""
+    """Counts since the start of the server. `gauges`: what they are and how many now, by name; `figures`: those of the
+    answers that are written, by their slots, else of the last one."""
 
     def __init__(
-        self, running: Callable[[], float], waiting: Callable[[], float], figures: Callable[[], ChatFigures]
+        self, gauges: Mapping[str, tuple[str, Callable[[], float]]], figures: Callable[[], Mapping[int, ChatFigures]]
     ) -> None:
         disable_created_metrics()
         self._registry = registry = CollectorRegistry()
@@ -44,8 +44,8 @@ class ServingMetrics:
         text = "From a request's arrival to its first token, the queue included."
         self.ttft = Summary("cpuchat_time_to_first_token_seconds", text, registry=registry)
         self._counters = {name: Counter(f"cpuchat_{name}", text, registry=registry) for name, text in _COUNTERS.items()}
-        for name, text, count in (("running", "answered", running), ("waiting", "queued", waiting)):
-            Gauge(f"cpuchat_requests_{name}", f"Requests that are {text} now.", registry=registry).set_function(count)
+        for name, (text, count) in gauges.items():
+            Gauge(f"cpuchat_{name}", text, registry=registry).set_function(count)
         registry.register(_Figures(figures))
         for endpoint in ENDPOINTS:
             for result in get_args(Result):
@@ -78,21 +78,28 @@ class ServingMetrics:
 
 
 class _Figures(Collector):
-    """Gauges of the running answer, else of the last one; a figure that is not known has no sample."""
+    """Gauges of the answers that are written, else of the last one; a figure that is not known has no sample."""
 
-    def __init__(self, figures: Callable[[], ChatFigures]) -> None:
+    def __init__(self, figures: Callable[[], Mapping[int, ChatFigures]]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        now = self._figures()
-        drafting, roofline, peak = now.drafting, now.roofline, now.roofline.peak.value
+        figures = self._figures()
+        rates = {slot: rate for slot, one in figures.items() if (rate := one.tok_s.value) is not None}
+        slots = GaugeMetricFamily("cpuchat_slot_decode_tokens_per_second", "Decode speed in a slot.", labels=["slot"])
+        for slot, rate in rates.items():
+            slots.add_metric([str(slot)], rate)
+        yield slots
+        *others, newest = figures.values()
+        roofline, peak = newest.roofline, newest.roofline.peak.value
+        read, utilization = roofline.estimate.value, roofline.utilization.value
+        if others:  # a pass reads the weights once for all, and each meter counts them
+            read = utilization = None
         for name, text, value in (
-            ("decode_tokens_per_second", "Decode speed", now.tok_s.value),
-            ("acceptance_ratio", "Drafted tokens accepted by drafted", drafting.acceptance.value),
-            ("read_bandwidth_bytes_per_second", "Memory read by decoding", roofline.estimate.value),
+            ("decode_tokens_per_second", "Decode speed of all slots together", sum(rates.values()) if rates else None),
+            ("acceptance_ratio", "Drafted tokens accepted by drafted", newest.drafting.acceptance.value),
+            ("read_bandwidth_bytes_per_second", "Memory read by decoding", read),
             ("read_bandwidth_peak_bytes_per_second", "Known read bandwidth", peak and peak.bytes_per_s),
-            ("bandwidth_utilization_ratio", "Memory read by decoding by that", roofline.utilization.value),
+            ("bandwidth_utilization_ratio", "Memory read by decoding by that", utilization),
         ):
-            yield GaugeMetricFamily(
-                f"cpuchat_{name}", f"{text}, of the running answer, else the last one.", value=value
-            )
+            yield GaugeMetricFamily(f"cpuchat_{name}", f"{text}; while nothing runs, of the last answer.", value=value)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
+    FillIn,
     Generate,
     GenerationFinished,
     PrefillProgress,
@@ -38,6 +40,8 @@ from cpuchat.serving.requests import (
 )
 
 DONE = b"data: [DONE]\n\n"
+MAX_CHOICES = 16
+"""Answers of one request; each waits in the queue for itself."""
 _NO_LOGPROBS = "log probabilities are not supported; llama-server has them"
 _ROLES: dict[str, Role | Literal["tool"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -63,7 +67,7 @@ class _Completion(RequestBody, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
-    n: Annotated[int | None, Unsupported("only one answer is supported; ask again", (1,))] = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Annotated[Any, Unsupported("not supported", ({},))] = None
     response_format: dict[str, Any] | None = None
     grammar: str | None = None
@@ -94,7 +98,7 @@ class CompletionBody(_Completion, kw_only=True):
     logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS, (False,))] = None
     best_of: Annotated[int | None, Unsupported("only one completion is supported", (1,))] = None
     echo: Annotated[bool | None, Unsupported("echo is not supported", (False,))] = None
-    suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
+    suffix: str | None = None
 
 
 def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
@@ -132,7 +136,11 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
-    return _parsed(reader, body, Generate(prompt=prompts[0]), "prompt", max_tokens=body.max_tokens)
+    fill = None
+    if body.suffix:
+        reader.require_fill_in(400, "suffix")
+        fill = FillIn(suffix=body.suffix)
+    return _parsed(reader, body, Generate(prompt=prompts[0], fill=fill), "prompt", max_tokens=body.max_tokens)
 
 
 def _parsed(reader: RequestReader, body: _Completion, asked: Generate, param: str, **more: Any) -> ParsedRequest:
@@ -153,6 +161,7 @@ def _parsed(reader: RequestReader, body: _Completion, asked: Generate, param: st
         with_usage=bool(body.stream_options and body.stream_options.include_usage),
         with_timings=bool(body.timings_per_token),
         with_progress=bool(body.return_progress),
+        n=body.n or 1,
         **more,
     )
 
@@ -201,6 +210,20 @@ class ChatReply(Reply):
         super().__init__(model, fingerprint, parsed)
         self._has_begun = False
         self._n_told = 0  # calls whose names were sent
+        self.choices: list[ChatReply] = [self]
+        """All answers of the request, this one the first."""
+
+    def another(self, parsed: ParsedRequest) -> Reply:
+        reply = type(self)(self.model, self.fingerprint, parsed)
+        reply.progress.id, reply.created = self.progress.id, self.created
+        self.choices.append(reply)
+        return reply
+
+    @property
+    def ping(self) -> bytes:
+        if self.parsed.with_progress and (n_ahead := self.progress.n_ahead()) is not None:
+            return self._event([], {"queue": {"ahead": n_ahead}})
+        return super().ping
 
     @property
     def _head(self) -> dict[str, Any]:
@@ -213,8 +236,10 @@ class ChatReply(Reply):
         return "length" if not self.progress.is_whole else "tool_calls" if self.progress.calls else "stop"
 
     def whole(self) -> bytes:
-        choice = {"finish_reason": self._finish_reason, "index": 0, **self._content()}
-        body = {"choices": [choice], "object": self.kind, **self._head, "usage": self._usage(), **self._timings()}
+        choices = [
+            {"finish_reason": one._finish_reason, "index": one.parsed.index, **one._content()} for one in self.choices
+        ]
+        body = {"choices": choices, "object": self.kind, **self._head, "usage": self._usage(), **self._timings()}
         return msgspec.json.encode(body)
 
     def rendered(self, event: AnyEvent) -> bytes | None:
@@ -242,28 +267,28 @@ class ChatReply(Reply):
         return b"data: " + refusal.body + b"\n\n"
 
     def _usage(self) -> dict[str, Any]:
+        """Return the tokens of the prompt, once, and those of all answers."""
         timings = self.progress.timings
-        prompt_tokens = timings.cache_n + timings.prompt_n
+        prompt_tokens, written = timings.cache_n + timings.prompt_n, [one.progress for one in self.choices]
+        predicted_n = sum(one.timings.predicted_n for one in written)
         usage: dict[str, Any] = {
-            "completion_tokens": timings.predicted_n,
+            "completion_tokens": predicted_n,
             "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + timings.predicted_n,
+            "total_tokens": prompt_tokens + predicted_n,
             "prompt_tokens_details": {"cached_tokens": timings.cache_n},
         }
-        if self.progress.n_reasoning:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self.progress.n_reasoning}
+        if n_reasoning := sum(one.n_reasoning for one in written):
+            usage["completion_tokens_details"] = {"reasoning_tokens": n_reasoning}
         return usage
 
     def _timings(self) -> dict[str, Any]:
-        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
-        fields = self.progress.timings.fields()
-        return {"timings": {name: 0.0 if value is None else value for name, value in fields.items()}}
+        return {"timings": self.progress.timing_fields}
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return sent_event({"choices": choices, **self._head, "object": self.chunk_kind, **more})
 
     def _choice(self, event: AnyEvent) -> dict[str, Any]:
-        return {"finish_reason": None, "index": 0, **self._delta(event)}
+        return {"finish_reason": None, "index": self.parsed.index, **self._delta(event)}
 
     def _content(self) -> dict[str, Any]:
         progress = self.progress

@@ -8,6 +8,7 @@ import secrets
 import string
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,8 @@ class ReplyProgress:
     def __init__(self) -> None:
         self.id = ""
         """Of the reply."""
+        self.n_ahead: Callable[[], int | None] = lambda: None
+        """Returns how many requests of the queue run before this one; None while it does not wait."""
         self.text = self.reasoning = ""
         self.calls: list[WrittenCall] = []
         self.finished: GenerationFinished | None = None
@@ -99,6 +102,11 @@ class ReplyProgress:
         """Return the engine's own timings once it has finished, before that those of its events."""
         return self.finished.timings if self.finished is not None else self._told
 
+    @property
+    def timing_fields(self) -> dict[str, float]:
+        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
+        return {name: 0.0 if value is None else value for name, value in self.timings.fields().items()}
+
 
 def new_id() -> str:
     """Return an id of a call: nine letters and digits, as some templates insist."""
@@ -113,13 +121,21 @@ class Reply(ABC):
     """
 
     id_prefix = ""
-    ping = PING
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         self.progress = ReplyProgress()
         self.progress.id = f"{self.id_prefix}{secrets.token_urlsafe(24)}"
         self.model, self.fingerprint, self.parsed = model, fingerprint, parsed
         self.created = int(time.time())
+
+    def another(self, parsed: ParsedRequest) -> Reply:
+        """Return what builds another answer of the same response; only dialects with several answers have it."""
+        raise NotImplementedError
+
+    @property
+    def ping(self) -> bytes:
+        """Return what keeps a silent connection open."""
+        return PING
 
     @abstractmethod
     def whole(self) -> bytes: ...

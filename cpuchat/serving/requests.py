@@ -19,6 +19,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -56,7 +57,7 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 """Kinds of parts that are text, in OpenAI's dialects."""
 _MAX_TOOLS = 512
 _DEEPEST = 60
-_INT32 = (1 << 31) - 1
+INT32 = (1 << 31) - 1
 _BILLING = re.compile(
     r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*(?:;|(?=[ \t]*(?:\n|\Z))))+\s*", re.IGNORECASE
 )
@@ -186,7 +187,9 @@ T = TypeVar("T", bound=RequestBody)
 @dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
     """A request that can be answered: `offered` has more about its tools. A stream has timings `with_timings` in every
-    chunk, and `with_progress` of the prompt; `echoed` are fields of the request that the answer repeats.
+    chunk, and `with_progress` of the prompt; `echoed` are fields of the request that the answer repeats. Of one that is
+    filled in: only these `fields` are sent (() all), and without text where `prompt_only` is evaluated. `n` answers
+    are wanted, this one is the `index`-th.
     """
 
     request: Generate
@@ -196,6 +199,19 @@ class ParsedRequest:
     with_timings: bool = False
     with_progress: bool = False
     echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    fields: tuple[str, ...] = ()
+    prompt_only: bool = False
+    n: int = 1
+    index: int = 0
+
+    def choices(self) -> list[ParsedRequest]:
+        """Return a request for each answer; those with a seed get one of their own."""
+        sampling, found = self.request.sampling, list[ParsedRequest]()
+        for index in range(self.n):
+            seed = None if sampling.seed is None else (sampling.seed + index) % (1 << 63)
+            request = msgspec.structs.replace(self.request, sampling=msgspec.structs.replace(sampling, seed=seed))
+            found.append(replace(self, request=request, index=index))
+        return found
 
     def of_client(self, client: str) -> ParsedRequest:
         """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
@@ -235,6 +251,13 @@ class RequestReader:
                 raise field_error(name, one.reason, "unsupported")
         return body
 
+    def require_fill_in(self, status: int, param: str | None = None) -> None:
+        """Refuse to fill in the middle of a text with a model that has no tokens for it. Raises Refusal."""
+        if not self._model.fills_in:
+            what = f"{self._names[0]} cannot fill in the middle of a text: its vocabulary has no tokens for that."
+            message = f"{what} Load a model that was trained for it, such as Qwen2.5 Coder."
+            raise Refusal(status, message, "unsupported", param=param)
+
     def check_number(self, given: Sized, param: str = "messages") -> None:
         """Refuse more messages than can fit: a template writes a token or more for each. Raises Refusal."""
         if len(given) > self.n_ctx:
@@ -271,6 +294,8 @@ class RequestReader:
         texts = [asked.prompt or ""]
         for one in messages:
             texts += (one.content, one.reasoning, *(encoded(call.arguments, "messages") for call in one.calls))
+        if asked.fill is not None:
+            texts += (asked.fill.suffix, *chain.from_iterable(asked.fill.files))
         self.check_number(messages, param)
         self.check_length(param, texts)
         self.check_length("tools", [encoded(tool.declaration(), "tools") for tool in asked.tools])
@@ -290,7 +315,7 @@ class RequestReader:
         values |= {name: given for name in values if (given := getattr(body, name)) is not None}
         for name in ("top_k", "repeat_last_n"):
             if values[name] is not None:
-                values[name] = max(min(values[name], _INT32), 0)  # -1 is "off" in other servers
+                values[name] = max(min(values[name], INT32), 0)  # -1 is "off" in other servers
         request = msgspec.structs.replace(
             asked,
             messages=messages,

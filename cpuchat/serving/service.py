@@ -1,24 +1,28 @@
-"""One loaded model that answers requests of programs, one at a time while the others wait in a queue."""
+"""One loaded model that answers requests of programs: as many at once as the engine can, others wait in a queue."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.protocol.messages import AnyEvent, CallDelta, Failed, Generate, GenerationFinished, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.fair_queue import FairQueue, QueueTurn
 from cpuchat.serving.metrics import Result, ServingMetrics
 from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
+from cpuchat.telemetry.meter import ChatFigures, Meter
 
 _MAX_NOTES = 100  # clients choose some of the words in them
 _RETRY_SECONDS = 5
@@ -26,8 +30,9 @@ _RETRY_SECONDS = 5
 
 @dataclass(eq=False)
 class RequestRecord:
-    """A request, from before its body is read until its answer is sent. `queued_s` in the queue. `message` is fit for
-    the log, `hint` says what whoever runs the server can do.
+    """A request, from before its body is read until its answer is sent. `client` is its address; `party` is who takes
+    turns with others in the queue, where it was for `queued_s`. At most `n_at_once` ran together, this one included.
+    `message` is fit for the log, `hint` says what whoever runs the server can do.
     """
 
     endpoint: str
@@ -35,7 +40,9 @@ class RequestRecord:
     result: Result = "cancelled"
     message: str = ""
     hint: str = ""
+    party: str = ""
     queued_s: float = 0.0
+    n_at_once: int = 1
     progress: ReplyProgress | None = None
     is_over: bool = False
 
@@ -51,7 +58,7 @@ class RequestRecord:
 
     def refuse(self, refusal: Refusal) -> None:
         self.message, self.hint = refusal.logged, refusal.hint
-        is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down")
+        is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down", "unsupported")
         self.result = "queue_full" if refusal.code == "queue_full" else "refused" if is_refused else "failed"
 
 
@@ -59,7 +66,8 @@ class InferenceService:
     """Use from one event loop. Requests are refused until `loaded`. Nothing of the `conversation` is stored.
 
     `aliases`: names that the model answers to beside its own, the first is the one it goes by. `limit`: requests that
-    may wait. `on_done`: called with every request that has ended; `on_note`, with what the log should say once.
+    may wait. `idle_minutes` without a request unload the model, which the next one loads again (0: never). `on_done`:
+    called with every request that has ended; `on_note`, with what the log should say.
     """
 
     def __init__(
@@ -68,17 +76,31 @@ class InferenceService:
         *,
         aliases: tuple[str, ...] = (),
         limit: int = 16,
+        idle_minutes: float = 0.0,
         on_done: Callable[[RequestRecord], None] = lambda done: None,
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.metrics = ServingMetrics(lambda: self.busy, lambda: self.waiting, lambda: conversation.figures())
+        self.metrics = ServingMetrics(
+            {
+                "requests_running": ("Requests that are answered now.", lambda: self.n_running),
+                "requests_waiting": ("Requests that are queued now.", lambda: self.waiting),
+                "slots": ("Requests that can be answered at once.", lambda: self._queue.n_slots),
+                "model_loaded": ("1 while the model is in memory.", lambda: float(self.is_loaded)),
+            },
+            self.figures,
+        )
         self.closing, self.started = False, int(time.time())
         self._conversation, self._aliases, self._limit = conversation, aliases, limit
         self._on_done, self._on_note = on_done, on_note
         self._notes = set[str]()
         self._untold: list[str] = []
-        self._engine = asyncio.Lock()  # first come, first served
+        self._queue = FairQueue()
         self._waiting: set[RequestRecord] = set()
+        self._answers: dict[int, tuple[RequestRecord, Meter]] = {}  # that are written, by their slots
+        self._endings = set[asyncio.Timeout]()  # of these, when the server closes
+        self._idle_minutes, self._n_open = idle_minutes, 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._changing: asyncio.Task[Failed | None] | None = None  # a load or an unload after the first load
         self._info: ModelInfo | None = None
         self._reader: RequestReader | None = None
         self._is_lost = False  # the worker died, and its model could not be reloaded
@@ -118,13 +140,24 @@ class InferenceService:
             self._untold.append(text)
 
     @property
-    def busy(self) -> bool:
-        return self._engine.locked()
+    def n_running(self) -> int:
+        return self._queue.n_running
 
     @property
     def waiting(self) -> int:
         """Return the number of requests in the queue, those whose body is still being read among them."""
         return len(self._waiting)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Return whether the model is in memory; an idle one may not be."""
+        return self._conversation.model is not None
+
+    def figures(self) -> dict[int, ChatFigures]:
+        """Return those of the answers that are written, by their slots; else of the first slot's last one."""
+        now = time.monotonic()
+        found = {slot: meter.figures(now) for slot, (_, meter) in self._answers.items()}
+        return found or {0: self._conversation.figures()}
 
     def check_health(self) -> None:
         """Check that the model is there, or can be reloaded with the next request. Raises Refusal."""
@@ -136,18 +169,22 @@ class InferenceService:
     def loaded(self, model: ModelInfo) -> None:
         """Begin to answer with this model."""
         self._info, self._reader, self._is_lost = model, None, False
+        self._queue.n_slots = max(model.parallel, 1)
         self.metrics.count_load()
+        self._watch_idleness()
 
     @contextlib.contextmanager
     def place(self, endpoint: str, client: str) -> Iterator[RequestRecord]:
         """Give a request a place in the queue inside the block, and count it at its end. Raises Refusal while loading
         or closing, or when the queue is full.
         """
-        record = RequestRecord(endpoint, client)
+        record = RequestRecord(endpoint, client, party=client)
+        self._n_open += 1
+        self._watch_idleness()
         try:
             self._refuse_when_closing()
             _ = self.model
-            if self.waiting >= self._limit + (not self.busy):
+            if self.waiting >= self._limit + max(self._queue.n_slots - self.n_running, 0):
                 message = f"The queue is full ({self.waiting} requests). Retry later."
                 raise Refusal(503, message, "queue_full", retry_after=_RETRY_SECONDS)
             self._waiting.add(record)
@@ -158,6 +195,8 @@ class InferenceService:
         finally:
             self._waiting.discard(record)
             self._end(record)
+            self._n_open -= 1
+            self._watch_idleness()
 
     def _end(self, record: RequestRecord) -> None:
         """Count a request and tell of it, once: before the end of its answer is sent."""
@@ -167,33 +206,45 @@ class InferenceService:
             self._on_done(record)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, record: RequestRecord) -> AsyncIterator[None]:
-        """Wait for the turn of a request, which lasts as long as the block. Raises Refusal: the server is closing."""
+    async def _turn(self, record: RequestRecord, turn: QueueTurn) -> AsyncIterator[None]:
+        """Wait for the turn of a request and for the model; it lasts as long as the block, or until the server closes.
+        Raises Refusal: it is closing, or the model cannot be loaded again.
+        """
         arrived = time.monotonic()
-        async with self._engine:
+        async with self._queue.slot(turn):
             self._waiting.discard(record)
             self._refuse_when_closing()
             record.queued_s = time.monotonic() - arrived
-            yield
+            ending = asyncio.timeout(None)
+            self._endings.add(ending)
+            try:
+                async with ending:
+                    await self._ensure_loaded()
+                    yield
+            except TimeoutError:
+                self._refuse_when_closing(ending.expired())
+                raise
+            finally:
+                self._endings.discard(ending)
 
     async def answer(
         self, parsed: ParsedRequest, record: RequestRecord, progress: ReplyProgress
     ) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
-        early cancels the answer: once closed, the engine is idle or answers the next request.
+        early cancels the answer: once closed, the engine is idle or answers other requests.
 
         Raises:
             Refusal: the engine refused the request, or it failed; the server is closing.
         """
         while self._untold:
             self._on_note(self._untold.pop(0))
-        record.progress = progress
-        arrived = time.monotonic()
+        turn, arrived = QueueTurn(record.party), time.monotonic()
+        record.progress, progress.n_ahead = progress, lambda: self._queue.n_ahead(turn)
         try:
-            async with self._turn(record):
+            async with self._turn(record, turn):
                 self.metrics.queued.observe(record.queued_s)
                 try:
-                    async with contextlib.aclosing(self._events(parsed.request, progress)) as events:
+                    async with contextlib.aclosing(self._events(parsed.request, record, turn, progress)) as events:
                         async for event in events:
                             if isinstance(event, Failed):
                                 raise Refusal.of(event, self.model.n_ctx)
@@ -217,7 +268,7 @@ class InferenceService:
 
     async def count(self, parsed: ParsedRequest, record: RequestRecord) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
-        async with self._turn(record):
+        async with self._turn(record, QueueTurn(record.party)):
             n_tokens = await self._conversation.backend.count_prompt(parsed.request)
         if n_tokens is None:
             message = "The prompt cannot be counted: the chat template refuses it, or the model is not loaded."
@@ -230,34 +281,101 @@ class InferenceService:
             raise Refusal(503, "The server is shutting down.", "shutting_down")
 
     async def close(self) -> None:
-        """End the running answer and those that wait; each gets an error."""
+        """End the running answers and those that wait; each gets an error."""
         self.closing = True
-        await self._conversation.stop()
+        self._watch_idleness()
+        for ending in self._endings:
+            ending.reschedule(asyncio.get_running_loop().time())
+        await self._conversation.stop()  # a load
+        if (work := self._under_way) is not None:
+            await asyncio.wait({work})
 
-    async def _events(self, request: Generate, progress: ReplyProgress) -> AsyncGenerator[AnyEvent, None]:
-        conversation, meter = self._conversation, self._conversation.meter
+    async def _events(
+        self, request: Generate, record: RequestRecord, turn: QueueTurn, progress: ReplyProgress
+    ) -> AsyncGenerator[AnyEvent, None]:
+        conversation = self._conversation
+        meter = conversation.meter if turn.slot == 0 else Meter()
+        if meter is not conversation.meter:
+            meter.observe(ModelLoaded(model=self.model), time.monotonic())
         meter.expect(request.speculation)
         meter.request_started(time.monotonic())
-        is_reloading = conversation.model is None
-        async with contextlib.aclosing(conversation.generate_detached(request)) as events:
-            async for event in events:
-                now = time.monotonic()
-                meter.observe(event, now)
-                if isinstance(event, GenerationFinished):  # not every engine tells calls as they are written
-                    timings, n_told = event.timings, len(progress.calls)
-                    for index, call in enumerate(event.calls[n_told:], n_told):
-                        told = CallDelta(
-                            request_id=event.request_id, index=index, name=call.name, id=call.id,
-                            arguments=msgspec.json.encode(call.arguments).decode(),
-                            predicted_n=timings.predicted_n, at_ms=timings.ttft_ms + timings.predicted_ms,
-                        )  # fmt: skip
-                        progress.follow(told, now)
-                        yield told
-                    await conversation.remember_speed(timings)
-                progress.follow(event, now)
-                if isinstance(event, ModelLoaded):
-                    self.loaded(event.model)
-                    is_reloading = False
-                if isinstance(event, Failed) and is_reloading:
-                    self._is_lost = True
-                yield event
+        self._answers[turn.slot] = record, meter
+        for one, _ in self._answers.values():
+            one.n_at_once = max(one.n_at_once, len(self._answers))
+        try:
+            async with contextlib.aclosing(conversation.backend.generate(request)) as events:
+                async for event in events:
+                    now = time.monotonic()
+                    meter.observe(event, now)
+                    if isinstance(event, ModelLoaded):  # its worker had died unnoticed
+                        self.loaded(event.model)
+                    if isinstance(event, GenerationFinished):
+                        for told in _untold_calls(event, progress):
+                            progress.follow(told, now)
+                            yield told
+                        if record.n_at_once == 1:  # else others slowed it down
+                            await conversation.remember_speed(event.timings)
+                    progress.follow(event, now)
+                    yield event
+        finally:
+            del self._answers[turn.slot]
+
+    async def _ensure_loaded(self) -> None:
+        """Load a model again that was unloaded, or whose worker died, once for all requests that wait for it: one that
+        leaves does not end it. Raises Refusal.
+        """
+        failed = await asyncio.shield(work) if (work := self._under_way) is not None else None
+        if failed is None and not self.is_loaded:  # an unload has ended, or nothing was going on
+            failed = await asyncio.shield(self._under_way or self._change(self._reload()))
+        if failed is not None:
+            raise Refusal.of(failed, self.model.n_ctx)
+
+    @property
+    def _under_way(self) -> asyncio.Task[Failed | None] | None:
+        return self._changing if self._changing is not None and not self._changing.done() else None
+
+    def _change(self, work: Coroutine[Any, Any, Failed | None]) -> asyncio.Task[Failed | None]:
+        self._changing = asyncio.create_task(work)
+        return self._changing
+
+    async def _reload(self) -> Failed | None:
+        """Load the model again; returns why that failed."""
+        failed = Failed(code="interrupted", message="The load was stopped.")
+        try:
+            async with contextlib.aclosing(self._conversation.reload()) as events:
+                async for event in events:
+                    if isinstance(event, ModelLoaded):
+                        self.loaded(event.model)
+                        self._on_note(f"loaded {self.names[0]} again")
+                        return None
+                    failed = event if isinstance(event, Failed) else failed
+        except CpuchatError as error:
+            failed = Failed.of(error)
+        self._is_lost = True
+        return failed
+
+    async def _unload(self) -> None:
+        await self._conversation.backend.unload()
+        self._on_note(
+            f"unloaded {self.names[0]} after {self._idle_minutes:g} idle minutes; the next request loads it again"
+        )
+
+    def _watch_idleness(self) -> None:
+        """Unload the model in time, unless a request comes before: asking for the health or for metrics is none."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._idle_minutes and not self._n_open and not self.closing and self.is_loaded:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(60 * self._idle_minutes, lambda: self._change(self._unload()))
+
+
+def _untold_calls(event: GenerationFinished, progress: ReplyProgress) -> Iterator[CallDelta]:
+    """Yield the calls of an answer that were not told as they were written: not every engine does."""
+    timings, n_told = event.timings, len(progress.calls)
+    for index, call in enumerate(event.calls[n_told:], n_told):
+        yield CallDelta(
+            request_id=event.request_id, index=index, name=call.name, id=call.id,
+            arguments=msgspec.json.encode(call.arguments).decode(),
+            predicted_n=timings.predicted_n, at_ms=timings.ttft_ms + timings.predicted_ms,
+        )  # fmt: skip

@@ -18,13 +18,20 @@ TIMINGS = Timings(
 )  # fmt: skip
 
 
+def metered(*meters: Meter) -> ServingMetrics:
+    return ServingMetrics(
+        {"requests_running": ("Running.", lambda: 1), "requests_waiting": ("Waiting.", lambda: 2)},
+        lambda: dict(enumerate(meter.figures() for meter in meters or (Meter(),))),
+    )
+
+
 def samples(metrics: ServingMetrics) -> dict[str, float]:
     lines = [line for line in metrics.page().decode().splitlines() if not line.startswith("#")]
     return {name.removeprefix("cpuchat_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 def test_answers_add_up() -> None:
-    metrics = ServingMetrics(lambda: 1, lambda: 2, Meter().figures)
+    metrics = metered()
     for _ in range(2):
         metrics.requests.labels("chat", "ok").inc()
         metrics.count_answer(TIMINGS)
@@ -41,7 +48,7 @@ def test_answers_add_up() -> None:
 
 @pytest.mark.parametrize("drafting", [False, True])
 def test_a_cut_answer_is_counted_as_far_as_its_events_tell(drafting: bool) -> None:
-    metrics, progress = ServingMetrics(lambda: 0, lambda: 0, Meter().figures), ReplyProgress()
+    metrics, progress = metered(), ReplyProgress()
     progress.follow(PrefillProgress(request_id=1, processed=40, total=40, cache_n=8), 10.0)
     progress.follow(TextDelta(request_id=1, text="a", n_tokens=1, predicted_n=1, at_ms=700.0), 11.0)
     if drafting:
@@ -56,7 +63,15 @@ def test_a_cut_answer_is_counted_as_far_as_its_events_tell(drafting: bool) -> No
 
 def test_gauges_tell_the_answer_and_unknown_ones_are_left_out() -> None:
     meter = STATES["writing"][0]
-    found, figures = samples(ServingMetrics(lambda: 0, lambda: 0, meter.figures)), meter.figures()
+    found, figures = samples(metered(meter)), meter.figures()
     assert found["decode_tokens_per_second"] == figures.tok_s.value
     assert found["bandwidth_utilization_ratio"] == figures.roofline.utilization.value
-    assert "acceptance_ratio" not in samples(ServingMetrics(lambda: 0, lambda: 0, Meter().figures))
+    assert "acceptance_ratio" not in samples(metered())
+
+
+def test_speeds_of_several_answers_add_up_and_what_they_read_is_not_told() -> None:
+    one, two = STATES["writing"][0], STATES["writing"][0]
+    found, rate = samples(metered(one, two)), one.figures().tok_s.value
+    assert rate is not None and found["decode_tokens_per_second"] == 2 * rate
+    assert found['slot_decode_tokens_per_second{slot="1"}'] == rate
+    assert "read_bandwidth_bytes_per_second" not in found and "read_bandwidth_peak_bytes_per_second" in found

@@ -89,6 +89,26 @@ def test_plain_completions_answer_whole_and_streamed(tiny: Server) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+def test_several_answers_have_one_response(tiny: Server) -> None:
+    asked = {**chat("Hello"), "temperature": 1.0, "seed": 3}
+    one = tiny.openai.chat.completions.create(model="", **asked)
+    answer = tiny.openai.chat.completions.create(model="", n=3, **asked)
+    texts = [choice.message.content for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert texts[0] == one.choices[0].message.content  # each has a seed of its own, the first the request's
+    assert answer.usage is not None and one.usage is not None
+    assert answer.usage.completion_tokens == 48 and answer.usage.prompt_tokens == one.usage.prompt_tokens
+    parts: dict[int, str] = {}
+    stream = tiny.openai.chat.completions.create(model="", n=3, stream=True, **asked)
+    chunks = list(stream)
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        parts[choice.index] = parts.get(choice.index, "") + (choice.delta.content or "")
+    assert [parts[index] for index in range(3)] == texts
+    assert len({chunk.id for chunk in chunks}) == 1
+    plain = tiny.openai.completions.create(model="", prompt="Once", n=2, max_tokens=4)
+    assert [choice.index for choice in plain.choices] == [0, 1]
+
+
 def test_the_model_is_listed_and_answers_to_its_names(tiny: Server) -> None:
     (model,) = tiny.openai.models.list()
     assert model.id == "tiny-F32"

@@ -27,7 +27,7 @@ def reader(n_ctx: int = 4096) -> RequestReader:
     """Return what reads requests for a model that is called tiny."""
     conversation: Any = SimpleNamespace(in_effect=Settings(), speculation=Speculation())
     service = InferenceService(conversation, aliases=("tiny",))
-    service.loaded(msgspec.structs.replace(WITH_DRAFT, n_ctx=n_ctx))
+    service.loaded(msgspec.structs.replace(WITH_DRAFT, n_ctx=n_ctx, fills_in=True))
     return service.reader
 
 
@@ -59,6 +59,11 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "completions": {
         **SHARED, **OPENAI, "prompt": ["Hi"], "stop": "x", "best_of": 1, "echo": False, "suffix": "",
+    },
+    "infill": {
+        **SHARED, "input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c", "filename": "d"}],
+        "prompt": "e", "n_predict": 5, "n_indent": 2, "t_max_predict_ms": 100, "stop": ["x"],
+        "response_fields": ["content"], "lora": [], "grammar": "", "json_schema": {},
     },
     "responses": {
         **SHARED,
@@ -215,7 +220,7 @@ def test_reading_takes_as_many_steps_for_each_message_of_a_long_request_as_of_a_
     assert n_lines(*long) < 9 * n_lines(*short)
 
 
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "completions"])
+@pytest.mark.parametrize("dialect", BODIES)
 def test_a_byte_order_mark_before_a_body_is_skipped(dialect: str) -> None:
     body = b"\xef\xbb\xbf" + json.dumps(BODIES[dialect]).encode()
     assert read(dialect, body) == "read"

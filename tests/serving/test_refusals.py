@@ -35,7 +35,7 @@ def error(response: Any, status: int = 400) -> dict:
         ({"temperature": -1}, "temperature"),
         ({"top_k": -7}, "top_k"),
         ({"stop": ["x" * 2000]}, "stop"),
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"logit_bias": {"65": 5}}, "logit_bias"),

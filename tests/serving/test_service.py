@@ -16,7 +16,6 @@ from cpuchat.protocol.messages import (
     Failed,
     Generate,
     GenerationFinished,
-    LoadProgress,
     ModelLoaded,
     PrefillProgress,
 )
@@ -26,7 +25,7 @@ from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import InferenceService, RequestRecord
 from cpuchat.session.conversation import Conversation
-from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.meter import ChatFigures, Meter
 from tests.support.scripted_backend import MODEL, WITH_DRAFT, ScriptedBackend, timings
 
 FINISHED = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=1))
@@ -36,21 +35,44 @@ Step = Any
 
 
 class Engine:
-    """A conversation whose engine plays steps for each request."""
+    """A conversation whose backend plays steps for each request, and others to load its model again."""
 
-    def __init__(self, *steps: Step) -> None:
-        self.steps = steps
+    def __init__(self, *steps: Step, parallel: int = 1) -> None:
+        self.steps, self.loading = steps, steps
         self.model: object = WITH_DRAFT
         self.asked: list[str | None] = []
         self.gate = asyncio.Event()
         self.meter = Meter()
+        self.backend = self
+        self.n_loads = self.n_stopped = 0
 
     async def remember_speed(self, timings: Timings) -> None:
         pass
 
-    async def generate_detached(self, request: Generate) -> AsyncGenerator[Any, None]:
-        self.asked.append(request.prompt)
+    def figures(self) -> ChatFigures:
+        return self.meter.figures()
+
+    async def stop(self) -> None:
+        pass
+
+    async def unload(self) -> None:
+        self.model = None
+
+    async def reload(self) -> AsyncGenerator[Any, None]:
+        self.n_loads += 1
         await self.gate.wait()
+        for event in self.loading:
+            if isinstance(event, ModelLoaded):
+                self.model = event.model
+            yield event
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Any, None]:
+        self.asked.append(request.prompt)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.n_stopped += 1
+            raise
         for step in self.steps:
             if callable(step):
                 step()
@@ -58,10 +80,10 @@ class Engine:
                 yield step
 
 
-def served(engine: Engine, **options: Any) -> InferenceService:
+def served(engine: Engine, n_slots: int = 1, **options: Any) -> InferenceService:
     conversation: Any = engine
     service = InferenceService(conversation, **options)
-    service.loaded(WITH_DRAFT)
+    service.loaded(msgspec.structs.replace(WITH_DRAFT, parallel=n_slots))
     return service
 
 
@@ -69,8 +91,8 @@ def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
     return ParsedRequest(request=Generate(prompt=prompt), stream=stream)
 
 
-async def ask(service: InferenceService, prompt: str = "Hello") -> None:
-    with service.place("chat", "") as place:
+async def ask(service: InferenceService, prompt: str = "Hello", party: str = "") -> None:
+    with service.place("chat", party) as place:
         async for _ in service.answer(parsed(prompt), place, ReplyProgress()):
             pass
 
@@ -91,7 +113,66 @@ async def test_requests_are_answered_in_the_order_of_their_arrival_and_may_leave
     engine.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert engine.asked == ["0", "1", "3", "4"]
-    assert service.waiting == 0 and not service.busy
+    assert service.waiting == service.n_running == 0
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "arrived", "begun"),
+    [
+        (1, "a1 a2 a3 a4 b1 b2 c1", "a1 b1 c1 a2 b2 a3 a4"),
+        (2, "a1 a2 a3 a4 b1 c1", "a1 a2 b1 c1 a3 a4"),
+        (4, "a1 b1 a2", "a1 b1 a2"),
+    ],
+)
+async def test_clients_take_turns(n_slots: int, arrived: str, begun: str) -> None:
+    engine = Engine(FINISHED)
+    service = served(engine, n_slots)
+    tasks = [asyncio.create_task(ask(service, name, name[0])) for name in arrived.split()]
+    await until(lambda: len(engine.asked) == min(n_slots, len(tasks)) == service.n_running)
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+    assert engine.asked == begun.split()
+
+
+async def test_the_place_in_the_queue_is_told() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine)
+    told = {name: ReplyProgress() for name in ["a1", "a2", "a3", "b1", "b2"]}
+
+    async def wait(name: str) -> None:
+        with service.place("chat", name[0]) as place:
+            async for _ in service.answer(parsed(name), place, told[name]):
+                pass
+
+    tasks = [asyncio.create_task(wait(name)) for name in told]
+    await until(lambda: service.waiting == 4)
+    assert {name: one.n_ahead() for name, one in told.items()} == {"a1": None, "a2": 1, "a3": 3, "b1": 0, "b2": 2}
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+    assert engine.asked == ["a1", "b1", "a2", "b2", "a3"]
+
+
+async def test_each_of_several_has_its_own_end_when_the_server_closes() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine, 2)
+    tasks = [asyncio.create_task(ask(service, name)) for name in "abc"]
+    await until(lambda: len(engine.asked) == 2 and service.waiting == 1)
+    await service.close()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [end.code for end in ends if isinstance(end, Refusal)] == ["shutting_down"] * 3
+    assert engine.asked == ["a", "b"] and engine.n_stopped == 2
+
+
+async def test_a_cancelled_request_ends_no_other() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine, 2)
+    tasks = [asyncio.create_task(ask(service, name)) for name in "ab"]
+    await until(lambda: len(engine.asked) == 2)
+    tasks[0].cancel()
+    await until(lambda: service.n_running == 1)
+    engine.gate.set()
+    await tasks[1]
+    assert engine.n_stopped == 1
 
 
 def test_a_request_whose_body_is_still_being_read_has_a_place() -> None:
@@ -104,7 +185,7 @@ def test_a_request_whose_body_is_still_being_read_has_a_place() -> None:
 
 
 async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
-    engine = Engine(LoadProgress(phase="reading", done=0, total=1), DIED)
+    engine = Engine(DIED)
     engine.gate.set()
     service = served(engine)
     with pytest.raises(Refusal):
@@ -115,9 +196,41 @@ async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
         await ask(service)
     with pytest.raises(Refusal, match="could not be reloaded"):
         service.check_health()
-    engine.steps = (ModelLoaded(model=WITH_DRAFT), FINISHED)
+    engine.loading, engine.steps = (ModelLoaded(model=WITH_DRAFT),), (FINISHED,)
     await ask(service)
     service.check_health()
+
+
+async def test_a_model_is_loaded_once_for_all_that_wait_also_if_one_leaves() -> None:
+    engine = Engine(FINISHED)
+    engine.loading, engine.model = (ModelLoaded(model=WITH_DRAFT),), None
+    service = served(engine, 3)
+    tasks = [asyncio.create_task(ask(service, name)) for name in "abc"]
+    await until(lambda: engine.n_loads == 1 and service.n_running == 3)
+    tasks[0].cancel()
+    await until(lambda: service.n_running == 2)
+    engine.gate.set()
+    await asyncio.gather(*tasks[1:])
+    assert engine.n_loads == 1 and engine.asked == ["b", "c"]
+
+
+async def test_an_idle_model_is_unloaded_and_the_next_request_waits_for_it() -> None:
+    notes: list[str] = []
+    engine = Engine(FINISHED)
+    engine.loading = (ModelLoaded(model=WITH_DRAFT),)
+    engine.gate.set()
+    service = served(engine, idle_minutes=1e-4, on_note=notes.append)
+    with service.place("chat", ""):  # a request that is still read keeps it
+        await asyncio.sleep(0.02)
+        assert service.is_loaded
+    await until(lambda: not service.is_loaded)
+    service.check_health()
+    page = service.metrics.page()
+    assert b"cpuchat_model_loaded 0" in page and not service.is_loaded and engine.n_loads == 0
+    await ask(service)
+    assert engine.n_loads == 1 and b"cpuchat_model_loads_total 2" in service.metrics.page()
+    await until(lambda: not service.is_loaded)  # again
+    assert [note.split()[0] for note in notes] == ["unloaded", "loaded", "unloaded"]
 
 
 async def test_the_gauges_tell_an_answer_and_one_that_beats_the_known_peak_raises_it_for_every_program() -> None:

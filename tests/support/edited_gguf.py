@@ -55,3 +55,16 @@ def sentences(
         "tokenizer.ggml.eos_token_id": 2,
     }
     return edited(model, out, metadata | dict(changes))
+
+
+FILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+"""Names by which llama.cpp finds the tokens for filling in; Qwen's."""
+
+
+def filling(model: Path, out: Path, names: Sequence[str] = FILL_TOKENS) -> Path:
+    """Return the tiny model with these tokens for filling in, in place of bytes that no UTF-8 has."""
+    tokens, types = vocabulary(), read_header(model).metadata["tokenizer.ggml.token_type"]
+    kinds = np.array(list(types), np.int32)
+    for at, name in enumerate(names, 0xF5):
+        tokens[at], kinds[at] = name, 3  # control
+    return edited(model, out, {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds})

@@ -502,6 +502,7 @@ class Model:
             cpus=self.pool.cpus,
             kv_size=plan.need.kv,
             has_template=bool(header.chat_template),
+            fills_in=self.vocab.fill_tokens is not None,
             load_ms=load_ms,
             fingerprint=fingerprint,
             work=model_work(header, self.options, alike=ALIKE),

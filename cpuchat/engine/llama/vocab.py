@@ -49,6 +49,17 @@ CONTROL_NAMES: Final = (
 )  # fmt: skip
 
 
+class FillTokens(msgspec.Struct, frozen=True):
+    """The texts of the tokens between which a text is filled in (FIM): before it, after it, and at its place; and of
+    those before the name of a repository and of a file, "" where there is none."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    repository: str = ""
+    file: str = ""
+
+
 class SpecialToken(msgspec.Struct, frozen=True):
     """A token that is matched as a whole. `is_control`: only a template may write it."""
 
@@ -261,12 +272,24 @@ class Vocab:
         self.markers = frozenset(self._visible)
         self._special: list[SpecialToken] = []
         by_name = {token: 0 for name in CONTROL_NAMES if (token := self._token_of(name)) is not None}
+        by_name |= {token: 0 for token in self._fill_ids.values() if token >= 0}
         for token, kind in (by_name | dict(special_types)).items():
             if token < self.n_tokens:
                 text = llama.llama_vocab_get_text(self.handle, token) or b""
                 one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self.handle, token), kind)
                 self._special += (one,) if one else ()
         self._control_text = ControlText(self._special)
+
+    @cached_property
+    def _fill_ids(self) -> dict[str, int]:
+        names = ("pre", "suf", "mid", "rep", "sep")
+        return {name: int(getattr(llama, f"llama_vocab_fim_{name}")(self.handle)) for name in names}  # -1: none
+
+    @cached_property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens with which llama.cpp would fill in; None for a model that cannot."""
+        found = FillTokens(*(self._text(token) for token in self._fill_ids.values()))
+        return found if found.prefix and found.suffix and found.middle else None
 
     @cached_property
     def silent_tokens(self) -> frozenset[int]:
@@ -293,6 +316,10 @@ class Vocab:
         if not 0 <= token < self.n_tokens:
             return ""
         return (llama.llama_vocab_get_text(self.handle, token) or b"").decode("utf-8", "replace")
+
+    def mark_text(self, text: str) -> str:
+        """Return a text for a prompt, marked so that nothing in it becomes a control token."""
+        return self._control_text.mark(text)
 
     def mark_content(self, message: Message) -> Message:
         """Return the message for a chat template, marked so that nothing in it becomes a control token."""

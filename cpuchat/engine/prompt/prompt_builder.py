@@ -11,8 +11,9 @@ from cpuchat.base.errors import ContextFull, UsageError
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.vocab import Vocab
+from cpuchat.engine.prompt.fill_in import fill_prompt
 from cpuchat.engine.states.prompt import RenderedPrompt, TokenHistory
-from cpuchat.protocol.messages import ANSWER_SHARE, Message
+from cpuchat.protocol.messages import ANSWER_SHARE, FillIn, Message
 
 
 class TrimResult(msgspec.Struct, frozen=True):
@@ -123,6 +124,22 @@ class PromptBuilder:
     def from_text(self, prompt: str) -> RenderedPrompt:
         """Return a raw prompt. Raises ContextFull: it is too long; UsageError: it has no tokens."""
         return self._checked(prompt.encode("utf-8", "replace"))
+
+    def from_fill(self, before: str, fill: FillIn, max_tokens: int) -> RenderedPrompt:
+        """Return the prompt for a text between two others, of which so much is left out that `max_tokens` fit. Raises
+        UsageError: the model cannot fill in."""
+        if (tokens := self._vocab.fill_tokens) is None:
+            raise UsageError(
+                "This model cannot fill in the middle of a text: its vocabulary has no tokens for that.",
+                "Load one that was trained for it, such as Qwen2.5 Coder.",
+            )
+
+        def count(text: str) -> int:
+            self._stop_if_aborted()
+            return len(self._vocab.tokenize(self._vocab.mark_text(text).encode("utf-8", "replace"), add_special=False))
+
+        room = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
+        return self._checked(fill_prompt(tokens, before, fill, room, count, self._vocab.mark_text).encode())
 
     def count(self, messages: Iterable[Message]) -> int:
         """Return the tokens of a prompt, also of one that is too long. Raises TemplateError."""

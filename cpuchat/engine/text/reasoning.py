@@ -21,12 +21,14 @@ What counts as a marker, so that text about markers stays text:
 from __future__ import annotations
 
 import re
+from math import inf
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 
 from cpuchat.base.decoding import prepared
-from cpuchat.protocol.messages import Channel
+from cpuchat.protocol.messages import Channel, FillIn
 
 
 def held_back(text: str, markers: tuple[str, ...]) -> int:
@@ -68,6 +70,48 @@ class StopMatcher:
 
     def flush(self) -> str:
         rest, self._held = self._held, ""
+        return rest
+
+
+_LINE_BREAK = re.compile(r"\n\s*")
+_MIN_REPEATED = 12  # characters
+
+
+class LineMatcher(StopMatcher):
+    """Finds stop strings and the line at which a text that is filled in ends: as `n_indent` and `t_max_predict_ms` of
+    llama-server, but that blank lines have any indentation, and that something is written before time is over; and the
+    next line of what follows, unless it is short, written again.
+
+    White space between two lines is held back. The clock runs from the first text."""
+
+    def __init__(self, stops: tuple[str, ...], fill: FillIn) -> None:
+        following = next((line for line in fill.suffix.split("\n")[1:] if line.strip()), "")
+        super().__init__((*stops, f"\n{following}\n") if len(following.strip()) >= _MIN_REPEATED else stops)
+        self._fill = fill
+        self._time_over = inf
+        self._space = ""
+        self._has_said = False
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        if self._time_over == inf and self._fill.max_ms:
+            self._time_over = perf_counter() + self._fill.max_ms / 1e3
+        text, is_over = super().feed(text)
+        text, self._space = self._space + text, ""
+        is_late = perf_counter() > self._time_over
+        for found in _LINE_BREAK.finditer(text):
+            before, indent = text[: found.start()], len(found[0].rpartition("\n")[2])
+            is_open = found.end() == len(text)  # more white space may follow
+            is_less = not is_open and indent < self._fill.n_indent
+            if is_less or (is_late and (self._has_said or before.strip())):
+                self.hit = self.hit or "\n"
+                return before, True
+            if is_open and not is_over:
+                text, self._space = before, found[0]
+        self._has_said = self._has_said or bool(text.strip())
+        return text, is_over
+
+    def flush(self) -> str:
+        rest, self._space = self._space + super().flush(), ""
         return rest
 
 

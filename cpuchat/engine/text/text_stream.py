@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from queue import SimpleQueue
 
-from cpuchat.engine.text.reasoning import ReasoningSplitter, StopMatcher, Unsplit, held_back
+from cpuchat.engine.text.reasoning import LineMatcher, ReasoningSplitter, StopMatcher, Unsplit, held_back
 from cpuchat.protocol.messages import (
     ANY_CALL,
     FRAME_SECONDS,
@@ -23,6 +23,7 @@ from cpuchat.protocol.messages import (
     CallRule,
     Channel,
     Event,
+    FillIn,
     TextDelta,
     Tool,
     ToolCall,
@@ -158,6 +159,7 @@ class TextStream:
         piece_of: returns the bytes of one token.
         arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
         frame_seconds: shortest time between two events; the first text does not wait.
+        fill: ends the text at a line, too.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class TextStream:
         stops: tuple[str, ...],
         arrived: float,
         frame_seconds: float = FRAME_SECONDS,
+        fill: FillIn | None = None,
     ) -> None:
         self.frame_seconds = frame_seconds
         self._calls = splitter if isinstance(splitter, CallSplitter) else None
@@ -179,7 +182,7 @@ class TextStream:
         self._decode = self._decoder.decode
         self._split = splitter.feed
         self._splitter = splitter
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = LineMatcher(stops, fill) if fill is not None else StopMatcher(stops) if stops else None
         self._arrived = arrived
         self._now = arrived  # when the newest token was generated
         self._deltas: list[TextDelta] = []  # to be emitted, without the open one
@@ -201,7 +204,7 @@ class TextStream:
         return self._matcher.hit if self._matcher is not None else ""
 
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
-        """Add one token generated at `now`; returns True when a stop string is complete.
+        """Add one token generated at `now`; returns True when the text is complete: at a stop string, or a line.
 
         `drafter` proposed it, "" = none. Text that only later tokens complete is attributed to them."""
         self._now = now
