@@ -1,4 +1,4 @@
-"""Opens the terminal app, also for `cpuchat demo`; the only command-line module that imports the user interface."""
+"""Opens the terminal app; the only command-line module that imports the user interface."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from cpuchat.base.errors import ModelNotFound, UsageError
 from cpuchat.base.text import clean
-from cpuchat.cli.options import DEMO, placement_options, setting, stacked, worker_option
+from cpuchat.cli.options import DEMO, worker_option
 from cpuchat.config.servers import KeyRing, Source, last_on_server
 
 if TYPE_CHECKING:
@@ -113,17 +111,3 @@ def initial_model(library: Library, wanted: str | None, chosen: Settings, values
         except ModelNotFound:
             print(f"cpuchat: {clean(last)} was not found; opening the demo model instead.", file=sys.stderr)
     return library.resolve(DEMO)
-
-
-_EPILOG = """\b
-Example:
-  cpuchat demo    chat with the demo model
-
-The demo model is a toy that knows cpuchat's own manual. For real work, give a GGUF file: cpuchat --model FILE."""
-
-
-@click.command(epilog=_EPILOG, short_help="Try cpuchat with the bundled demo model.")
-@stacked(placement_options(), setting("engine.ctx"))
-def demo(**values: Any) -> int:
-    """Chat with the bundled demo model: no download, no setup."""
-    return open_app(DEMO, values)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, from_code
-from cpuchat.cli.options import file_option, overridden, placement_options, setting
+from cpuchat.cli.options import file_option, overridden, setting, stacked
 from cpuchat.cli.output import json_line, print_json
 from cpuchat.cli.question import TextCommand, compose, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput, paragraph
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.protocol.messages import AnyEvent
-    from cpuchat.quality.measure import QualityMeasurement
 
 
 _EPILOG = """\b
@@ -204,7 +203,7 @@ Ctrl+C stops and prints the estimate so far; the same command resumes."""
 @click.argument("base")
 @click.argument("others", nargs=-1, required=True, metavar="OTHER...")
 @file_option("--text", "text", help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.")
-@placement_options()
+@stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory_policy"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool, **values: Any) -> int:
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
@@ -228,26 +227,9 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
     if as_json:
         print_json(words.as_json(measurement))
     else:
-        _print(measurement, terminal)
+        for line in words.report(measurement):
+            terminal.line(line)
     if stopped:
         terminal.warn("cpuchat: stopped; the same command resumes.")
         return Interrupted.exit_code
     return 0
-
-
-def _print(measurement: QualityMeasurement, terminal: TerminalOutput) -> None:
-    rows = words.rows(measurement)
-    if rows:
-        for line in words.headlines(measurement):
-            terminal.line(line)
-        terminal.line()
-        for line in table([words.HEADINGS, *rows]):
-            terminal.line(line)
-        terminal.line()
-    for sentence in words.verdicts(measurement):
-        terminal.line(sentence)
-    for comparison in measurement.comparisons:
-        if comparison.worst:
-            terminal.line(f"\nLargest disagreements of {words.label(comparison)} (text ▸ next token):")
-            for one in comparison.worst:
-                terminal.line(f"  {words.disagreement(one)}")

@@ -39,13 +39,13 @@ _COMMANDS = {
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
-    "demo": ("cpuchat.cli.app", "demo", "Try cpuchat with the bundled demo model."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
 }
 
 _EPILOG = """\b
 Examples:
   cpuchat                                     chat in the terminal
+  cpuchat --model demo                        chat with the bundled demo model, a toy that knows this manual
   cpuchat --model ~/models/qwen.gguf          chat with this model
   cpuchat --server http://127.0.0.1:8080      chat with what a llama-server, vLLM or Ollama serves
   cpuchat --plain                             chat in lines of text, for screen readers

@@ -114,11 +114,6 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
 
 
-def placement_options() -> Decorator:
-    """Return the options about threads, cores and memory."""
-    return stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory_policy"))
-
-
 def stacked(*decorators: Decorator) -> Decorator:
     """Apply decorators so that the options appear in the given order."""
 

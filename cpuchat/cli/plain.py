@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
-from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
@@ -38,85 +36,34 @@ MANY_LINES = '"""'
 """On a line before and after a message of many lines."""
 
 
-class Lines:
-    """Reads the lines of a chat: those that are typed now, and those that were typed during an answer.
+def read_line(prompt: str) -> str:
+    """Return the next line, which may have been typed during an answer. Raises EOFError, KeyboardInterrupt,
+    UsageError."""
+    try:
+        if is_terminal(sys.stdin):
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - history, and longer lines than a terminal passes on
+        text = input(prompt if is_terminal(sys.stdin) else "")
+        text.encode()
+    except UnicodeError:
+        raise UsageError("Standard input is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
+    return text
 
-    `typed` are lines with a text from before; `ended`: Ctrl+D was pressed."""
 
-    def __init__(self, terminal: TerminalOutput) -> None:
-        self.typed: deque[str] = deque()
-        self.ended = False
-        self._terminal = terminal
-        self._asked: asyncio.Future[str] | None = None
+@contextlib.contextmanager
+def _kept_lines() -> Iterator[None]:
+    """Let the terminal keep the lines that were typed during an answer when Ctrl+C stops it."""
+    if not is_terminal(sys.stdin):
+        yield
+        return
+    import termios
 
-    def next_message(self) -> str | None:
-        """Return the next message or command; None to quit: at the end of the input, or by Ctrl+C twice."""
-        for is_pressed in (False, True):
-            try:
-                text, lines = self._line("You: "), list[str]()
-                if text.strip() != MANY_LINES:
-                    return text
-                with contextlib.suppress(EOFError):
-                    while (line := self._line("")).strip() != MANY_LINES:
-                        lines.append(line)
-                return "\n".join(lines)
-            except EOFError:
-                return None
-            except KeyboardInterrupt:
-                if not is_pressed:
-                    self._terminal.line()
-                    self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
-        return None
-
-    def _line(self, prompt: str) -> str:
-        """Return the next line. Raises EOFError, KeyboardInterrupt, UsageError."""
-        if self.typed:
-            text = self.typed.popleft()
-            self._terminal.note(f"{prompt}{clean_line(text)}")
-            return text
-        if self.ended:
-            raise EOFError
-        try:
-            if is_terminal(sys.stdin):
-                with contextlib.suppress(ImportError):
-                    import readline  # noqa: F401 - history, and longer lines than a terminal passes on
-            text = input(prompt if is_terminal(sys.stdin) else "")
-            text.encode()
-        except UnicodeError:
-            raise UsageError("Standard input is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
-        return text
-
-    async def reply(self) -> str:
-        """Return the next line, "" at the end of the input: the answer to a question. Use while `reading`."""
-        self._asked = asyncio.get_running_loop().create_future()
-        return "" if self.ended else await self._asked
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Read meanwhile, if standard input is a terminal: a pipe has the next messages. Use from the event loop."""
-        if not is_terminal(sys.stdin):
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin, self._read)
-        try:
-            yield
-        finally:
-            loop.remove_reader(sys.stdin)
-
-    def _read(self) -> None:
-        try:
-            found = os.read(sys.stdin.fileno(), 1 << 16)
-        except OSError:  # hung up
-            found = b""
-        if not found:
-            self.ended = True
-            asyncio.get_running_loop().remove_reader(sys.stdin)
-        for line in found.decode("utf-8", "surrogateescape").splitlines() or [""] * self.ended:
-            if self._asked is not None and not self._asked.done():
-                self._asked.set_result(line)
-            elif line.strip():
-                self.typed.append(line)
+    before = termios.tcgetattr(sys.stdin)
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, [*before[:3], before[3] | termios.NOFLSH, *before[4:]])
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
@@ -125,11 +72,10 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     terminal = TerminalOutput(plain=True, show_reasoning=chosen.ui.show_reasoning)
     backend = SwitchingBackend(keeping_backend(chosen), keys)
     core = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()), library=library)
-    with asyncio.Runner() as runner:
+    with _kept_lines(), asyncio.Runner() as runner:
         try:
             chat = PlainChat(ChatSession(core), terminal, runner)
-            tools = tool_loop(values.get("tool_servers", ()), terminal, chat.lines.reply)
-            runner.run(start_tools(tools, core, terminal))
+            runner.run(start_tools(tool_loop(values.get("tool_servers", ()), terminal), core, terminal))
             return chat.run(initial)
         finally:
             runner.run(core.close())
@@ -145,7 +91,6 @@ class PlainChat:
         self._chat, self._terminal, self._do = chat, terminal, runner.run
         chat.no_model = "No model is loaded. /model NAME loads one."
         chat.listen = self._show
-        self.lines = Lines(terminal)
         self._phrases: Phrases | None = None  # of the answer that is being written
         self._problem: CpuchatError | None = None  # why the last model was not loaded
         self._presses = 0  # of Ctrl+C
@@ -158,12 +103,31 @@ class PlainChat:
         if not self._chat.loaded:
             return (self._problem or Interrupted).exit_code
         self._terminal.note("Type a message and press Enter. /help lists commands. Ctrl+C stops, Ctrl+D quits.")
-        while not self._is_over and (text := self.lines.next_message()) is not None:
+        while not self._is_over and (text := self._next_message()) is not None:
             try:
                 self._do(self._settle(self._act(text.strip())))
             except CpuchatError as error:
                 self._terminal.warn(error_text(error))
         return 0
+
+    def _next_message(self) -> str | None:
+        """Return the next message or command; None to quit: at the end of the input, or by Ctrl+C twice."""
+        for is_pressed in (False, True):
+            try:
+                text, lines = read_line("You: "), list[str]()
+                if text.strip() != MANY_LINES:
+                    return text
+                with contextlib.suppress(EOFError):
+                    while (line := read_line("")).strip() != MANY_LINES:
+                        lines.append(line)
+                return "\n".join(lines)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not is_pressed:
+                    self._terminal.line()
+                    self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
+        return None
 
     async def _load(self, source: Source) -> None:
         self._chat.load(source)
@@ -181,7 +145,7 @@ class PlainChat:
     async def _settle(self, begin: Coroutine[Any, Any, None]) -> None:
         """Begin something, and wait until nothing runs; Ctrl+C stops it. Lines that are typed meanwhile are next."""
         await begin
-        with each_interrupt(self._interrupt), self.lines.reading():
+        with each_interrupt(self._interrupt):
             await self._chat.settled()
         self._presses = 0
 

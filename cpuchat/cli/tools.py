@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from cpuchat.base import paths
@@ -45,7 +45,6 @@ def tools_of(values: Mapping[str, Any], terminal: TerminalOutput, *, raw: bool, 
 def tool_loop(
     names: Sequence[str],
     terminal: TerminalOutput,
-    read_line: Callable[[], Awaitable[str]] | None = None,
     *,
     is_allowed: bool = False,
     remedy: str = "",
@@ -54,7 +53,6 @@ def tool_loop(
 
     Args:
         names: of mcp.json; `all` is all that are valid, with a warning about others.
-        read_line: returns what the user answers; None reads standard input.
         is_allowed: calls are not asked for.
         remedy: added where nobody can be asked about a tool that only reads.
     """
@@ -66,7 +64,7 @@ def tool_loop(
     async def ask(tool: Tool, call: ToolCall) -> Choice:
         if is_allowed and tool.read_only:
             return "once"
-        return await _ask(terminal, tool, call, read_line, remedy if tool.read_only else "")
+        return await _ask(terminal, tool, call, remedy if tool.read_only else "")
 
     sources = list[ToolServer]()
     for name, server in servers_wanted(names).items():
@@ -128,9 +126,7 @@ async def start_tools(
         terminal.warn(f"cpuchat: {text}")
 
 
-async def _ask(
-    terminal: TerminalOutput, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]] | None, remedy: str
-) -> Choice:
+async def _ask(terminal: TerminalOutput, tool: Tool, call: ToolCall, remedy: str) -> Choice:
     """Ask on the terminal, dropping what was typed before; without one, refuse."""
     import termios
 
@@ -146,14 +142,11 @@ async def _ask(
     terminal.warn(shown)
     above = f" {n_rows:,} rows above, from {words.shown_name(call.name)} on." if n_rows >= rows - 1 else ""
     terminal.warn(f"Run it?{above} y: yes, a: yes, and do not ask again for this tool, anything else: no")
-    if read_line is not None:
-        said = await read_line()
-    else:
-        loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
-        line: asyncio.Future[str] = loop.create_future()
-        loop.add_reader(descriptor, lambda: line.done() or line.set_result(sys.stdin.readline()))
-        try:
-            said = await line
-        finally:
-            loop.remove_reader(descriptor)
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    line: asyncio.Future[str] = loop.create_future()
+    loop.add_reader(descriptor, lambda: line.done() or line.set_result(sys.stdin.readline()))
+    try:
+        said = await line
+    finally:
+        loop.remove_reader(descriptor)
     return _CHOICES.get(said.strip().lower(), "refuse")

@@ -252,11 +252,26 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
-    figures = figures_of(turn.counted())
-    chosen = choice(comparison, turn)
+    figures, chosen = figures_of(turn.counted()), choice(comparison, turn)
+
+    def agreed(found: Agreement) -> dict[str, Any]:
+        shown: dict[str, Any] = msgspec.to_builtins(found)
+        for answer, own in zip(shown["answers"], found.answers, strict=True):
+            answer["tokens"] = [msgspec.structs.asdict(token) | {"step": token.step} for token in own.tokens]
+        return shown
+
     return {
         "prompt": turn.prompt,
-        "rounds": [_round_json(one) for one in turn.rounds],
+        "rounds": [
+            {
+                "first": "AB"[one.first],
+                "stopped": one.stopped,
+                "disturbed": one.disturbed,
+                "answers": [_answer_json(answer) for answer in one.answers],
+                "agreement": agreed(one.agreement) if one.agreement is not None else None,
+            }
+            for one in turn.rounds
+        ],
         "figures": {
             name: {"a": row.a and asdict(row.a), "b": row.b and asdict(row.b), "ratio": row.ratio}
             for name, row in figures.rows.items()
@@ -264,23 +279,6 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
         "verdict": verdict(figures.verdict, comparison.names),
         "choice": {"take": "AB"[chosen[0]], "lines": chosen[1]} if chosen is not None else None,
     }
-
-
-def _round_json(one: Round) -> dict[str, Any]:
-    return {
-        "first": "AB"[one.first],
-        "stopped": one.stopped,
-        "disturbed": one.disturbed,
-        "answers": [_answer_json(answer) for answer in one.answers],
-        "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,
-    }
-
-
-def _agreement_json(found: Agreement) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(found)
-    for answer, own in zip(shown["answers"], found.answers, strict=True):
-        answer["tokens"] = [msgspec.structs.asdict(token) | {"step": token.step} for token in own.tokens]
-    return shown
 
 
 def _answer_json(answer: SideAnswer) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.base.text import clean_line
+from cpuchat.present.table import table
 from cpuchat.quality.measure import QualityLoss, QualityMeasurement, QualityProgress
 from cpuchat.quality.messages import Disagreement
 from cpuchat.quality.statistics import MIN_POSITIONS, Estimate, Interval, Summary
@@ -122,6 +123,19 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
         if summary.kld.interval.low <= 0:
             sentences.append(f"{name} is indistinguishable from the base on this text.")
     return sentences
+
+
+def report(measurement: QualityMeasurement) -> list[str]:
+    """Return all that was measured as lines: what each file loses in words, the table, and where most."""
+    lines, found = list[str](), rows(measurement)
+    if found:
+        lines = [*headlines(measurement), "", *table([HEADINGS, *found]), ""]
+    lines += verdicts(measurement)
+    for comparison in measurement.comparisons:
+        if comparison.worst:
+            lines.append(f"\nLargest disagreements of {label(comparison)} (text ▸ next token):")
+            lines += [f"  {disagreement(one)}" for one in comparison.worst]
+    return lines
 
 
 def disagreement(place: Disagreement) -> str:

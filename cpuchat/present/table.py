@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from cpuchat.base.text import clean_line
 
-_NARROW = 12  # characters of a column that is not wrapped any more
 
-
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), width: int = 0) -> list[str]:
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
     """Align the cells of `rows` in columns; the columns whose numbers are in `right` are right-aligned.
 
     Cells are cleaned of control characters and keep their indentation. A column that is empty in all rows but the
-    first (the headings) is left out. `width` wraps the last column, 0 nothing.
+    first (the headings) is left out.
     """
     cells = [[cell[: len(cell) - len(cell.lstrip(" "))] + clean_line(cell) for cell in row] for row in rows]
     used = [n for n, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
     widths = {n: max(len(row[n]) for row in cells) for n in used}
-    lines = [
+    return [
         "  ".join(row[n].rjust(widths[n]) if n in right else row[n].ljust(widths[n]) for n in used).rstrip()
         for row in cells
     ]
-    indent = sum(widths[n] + 2 for n in used[:-1])
-    if width - indent < _NARROW:
-        return lines
-    return [part for line in lines for part in _wrapped(line, indent, width)]
-
-
-def _wrapped(line: str, indent: int, width: int) -> list[str]:
-    first, *others = textwrap.wrap(line[indent:], width - indent) or [""]
-    return [(line[:indent] + first).rstrip(), *(" " * indent + other for other in others)]
 
 
 def markdown_table(cells: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:

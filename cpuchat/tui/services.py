@@ -22,7 +22,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
-from cpuchat.config.servers import KeyRing, Source, computes_here, source
+from cpuchat.config.servers import KeyRing, Source, computes_here
 from cpuchat.config.settings import Changes, Settings, SettingSources, with_changes
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library
@@ -163,8 +163,7 @@ class Services:
     @property
     def loaded(self) -> Source | None:
         """Return the loaded model: its file, or its server and name."""
-        model = self.conversation.model
-        return source(model.path) if model is not None else None
+        return self.session.loaded_source
 
     @property
     def loaded_path(self) -> Path | None:

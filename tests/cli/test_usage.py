@@ -59,7 +59,6 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
         (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
         ([], ["terminal", "cpuchat ask"]),
-        (["demo"], ["terminal"]),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[str]) -> None:
