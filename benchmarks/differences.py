@@ -40,7 +40,7 @@ from cpuchat.measure.turns import has_drifted, in_order
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import LoadOptions, Measure, Measured
 from cpuchat.protocol.timings import MAX_CPU_WAIT
-from cpuchat.tune.search import search
+from cpuchat.tune.tuner import search
 
 TRACES = Path(__file__).parent / "noise.json"
 CHOICES = (6, 3, 2, 4, 3, 3)

@@ -22,7 +22,7 @@ from common import Row, Target, arguments, machine, report, run_main
 from cpuchat.costs.model import CostProfile, bytes_read, pass_cost, prefill_cost
 from cpuchat.costs.usual import Figure
 from cpuchat.models.traffic import typical_work
-from cpuchat.planner.specs import MachineSpec, PlannedModel
+from cpuchat.planner.plan import MachineSpec, PlannedModel
 from cpuchat.protocol.model_info import ModelWork
 
 FILE = Path(__file__).with_name("published.toml")

@@ -22,8 +22,7 @@ from common import RESULTS, run_main, spread
 from cpuchat.costs.model import pass_cost
 from cpuchat.costs.usual import SCENARIOS
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, Range, make_plan, usual_draft
-from cpuchat.planner.specs import find_machine, find_model
+from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, Range, find_machine, find_model, make_plan, usual_draft
 from cpuchat.present.plan import rates
 
 PAGE = Path(__file__).parents[1] / "docs/claims.md"

@@ -17,8 +17,7 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import MachineFor, PlannedWorkload
-    from cpuchat.planner.specs import MachineSpec
+    from cpuchat.planner.plan import MachineFor, MachineSpec, PlannedWorkload
 
 _EPILOG = """\b
 Examples:
@@ -64,8 +63,7 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import catalog_plans, fastest_first, make_plan, usual_draft
-    from cpuchat.planner.specs import find_model, models_here
+    from cpuchat.planner.plan import catalog_plans, fastest_first, find_model, make_plan, models_here, usual_draft
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
         raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
@@ -129,7 +127,7 @@ def _workload(
 
 def _machine(name: str | None, chosen: Settings) -> MachineFor:
     """Return the machine to plan on. Raises UsageError."""
-    from cpuchat.planner.specs import HERE, ThisMachine, find_machine
+    from cpuchat.planner.plan import HERE, ThisMachine, find_machine
 
     if name in (None, HERE):
         return ThisMachine(chosen).of
@@ -139,7 +137,7 @@ def _machine(name: str | None, chosen: Settings) -> MachineFor:
 
 def _every_machine() -> list[MachineSpec]:
     """Return the machines to plan for, and print what is wrong with files of the user's."""
-    from cpuchat.planner.specs import all_machines
+    from cpuchat.planner.plan import all_machines
 
     known, problems = all_machines()
     for problem in problems:

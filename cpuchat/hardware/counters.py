@@ -106,10 +106,8 @@ class PerfEvent:
         return counted * max(enabled / running, 1.0) if running else 0.0
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it is gone, which is what we want
             self._kernel.close(self._fd)
-        except OSError:  # it is gone, which is what we want
-            pass
 
 
 class Counter:
@@ -286,12 +284,9 @@ def _opening(name: str, groups: int, root: Path, kernel: Kernel) -> Iterator[Cou
     counter = Counter(name, groups, kernel)
     try:
         yield counter
-    except OSError as error:
+    except (OSError, CannotCount) as error:
         counter.close()
-        raise open_failure(error, root) from None
-    except CannotCount:
-        counter.close()
-        raise
+        raise (open_failure(error, root) if isinstance(error, OSError) else error) from None
 
 
 def _absent(why: str, how: str, topology: Topology) -> CannotCount:

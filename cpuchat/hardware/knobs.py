@@ -55,7 +55,7 @@ def read_knobs(topology: Topology, root: Path) -> tuple[Knob, ...]:
 def value_of(root: Path, path: str) -> str:
     """Return the value of the file at the absolute `path`; of a choice such as `always [madvise] never`, the selected
     word; "" when unreadable."""
-    text = read_text(_below(root, path))
+    text = read_text(root / path.lstrip("/"))
     _, opening, rest = text.partition("[")
     word, closing, _ = rest.partition("]")
     return word if opening and closing else text
@@ -90,10 +90,6 @@ def container(root: Path) -> str:
     return f"{match[0]} in /proc/self/cgroup" if match else ""
 
 
-def _below(root: Path, path: str) -> Path:
-    return root / path.lstrip("/")
-
-
 def _per_cpu(topology: Topology, root: Path, file: str) -> dict[int, str]:
     """Return the values of `cpufreq/file` by CPU, of those that have one in a single line."""
     values = {cpu: value_of(root, f"{CPUS}/cpu{cpu}/cpufreq/{file}") for cpu in topology.online}
@@ -125,10 +121,8 @@ def _governor(topology: Topology, root: Path) -> Knob:
     knob = Knob("governor", state, worth, "the kernel's pm/cpufreq.rst; not measured with models")
     if not values:
         return _refused(knob, "no frequency driver: enable CPPC or P-states in the firmware setup")
-    offered = [
-        read_text(_below(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_available_governors")).split() for cpu in values
-    ]
-    if any(names and "performance" not in names for names in offered):
+    offered = _per_cpu(topology, root, "scaling_available_governors").values()
+    if any("performance" not in names.split() for names in offered):
         return _refused(knob, "the driver does not offer performance")
     if state == "performance":
         return replace(knob, level="ok")

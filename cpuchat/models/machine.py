@@ -295,10 +295,6 @@ class TunedSettings:
     """What tuning found. `put` reads a sample of the model, `find` that of one as large as a tuned model: call them in
     threads."""
 
-    def __init__(self, topology: Topology | None = None) -> None:
-        """`topology` replaces this machine's in tests."""
-        self._topology = topology
-
     def find(self, model: Path) -> Tuned | None:
         """Return what was found for this model and machine; None where nothing was, or it is not valid."""
         entries = store.find_all(_TUNED, Tuned)
@@ -334,7 +330,7 @@ class TunedSettings:
 
     def _subject(self, model: Path) -> Subject:
         """Raises ModelNotFound."""
-        topology = self._topology = self._topology or read_topology()
+        topology = read_topology()
         of_content = (file_fingerprint(model),)
         settings = {"bytes": model_size(model), "quota": topology.quota}
         return Subject(machine=topology.name, cores=topology.allowed, model=of_content, settings=settings)

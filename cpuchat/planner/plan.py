@@ -1,16 +1,29 @@
-"""Plans a model on a machine (does it fit, how fast, for how many chats at once), and compares plans."""
+"""Plans a model on a machine (does it fit, how fast, for how many chats at once), and compares plans.
+
+What can be planned: machines (this one, too) with the sources of their figures, from which their cost profile follows,
+and models by a file's header, from the catalog, or by a usual size such as 70B.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import difflib
+import functools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
 import msgspec
 
-from cpuchat.base.errors import UsageError
+from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
+from cpuchat.base.errors import CpuchatError, ModelNotFound, UsageError
+from cpuchat.config.settings import Settings, explained
 from cpuchat.costs.calibrations import MAX_TOKENS
 from cpuchat.costs.model import (
+    ALIKE,
     CostProfile,
     batch_rate,
     bytes_read,
@@ -19,16 +32,385 @@ from cpuchat.costs.model import (
     pair_costs,
     pass_cost,
     prefill_cost,
+    scaled,
 )
-from cpuchat.costs.usual import SCENARIOS
-from cpuchat.models.catalog import PACE, Catalog
+from cpuchat.costs.usual import SCENARIOS, USUAL_GHZ, Figure, Kind, Scenario, Text, cpu_of, usual, usual_profile
+from cpuchat.hardware import topology as machine_topology
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import Instructions
+from cpuchat.models import kernels
+from cpuchat.models.catalog import PACE, Catalog, CatalogModel, match_local
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import WORTH, gain
-from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, plan_memory
-from cpuchat.models.gguf.header import read_model
+from cpuchat.models.file_names import without_prefix
+from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, kv_by_window, kv_cells, plan_memory
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit
-from cpuchat.models.support import scalar_type_of, why_slow
-from cpuchat.planner.specs import HERE, MachineSpec, PlannedModel, from_catalog
+from cpuchat.models.quantize.types import quant_type
+from cpuchat.models.support import check_supported, scalar_type_of, scalar_types, why_slow
+from cpuchat.models.synthetic.model import SHAPES, header_of
+from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.model_info import ModelWork
+from cpuchat.telemetry.machine import ROUGH
+
+HERE = "this"
+"""The name of the machine that cpuchat runs on."""
+MAX_BYTES = 1 << 20
+_FOLDER = Path(__file__).parent
+_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+_NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
+_LARGE = 1e12  # bytes of weights that no cache holds
+_MEASURED_MAX = 1.05  # of the theoretical bandwidth: data sheets round
+_ARM = frozenset({"ampereone", "apple-m", "arm64"})  # of the names in cpus.toml
+_WITH_AVX2 = Instructions(frozenset({"AVX", "AVX2"}))
+_FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.15}
+"""Speed against a profile fitted to a probe: of 15 models of 0.05B to 30B-A3B in Q4_K_M, Q8_0 and F16, 13 decoded
+within this range (benchmarks/README.md, costs.py)."""
+
+
+class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine. Bandwidths in GB/s, memory in GB, of 1e9 bytes.
+
+    `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
+    the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Of the machine that
+    cpuchat runs on, `free_gb` is what is available now, and `fitted` the profile that was measured, in place of one by
+    these figures; passes of the draft model take `draft_factor` times as long as by it.
+    """
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
+    name: Text
+    kind: Kind = "server"
+    cpu: Text
+    sockets: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    cores: Figure
+    clock_ghz: Figure
+    memory_gb: Figure
+    free_gb: Figure | None = None
+    theoretical: Figure | None = None
+    measured: Figure | None = None
+    decode: Figure | None = None
+    l3_mb: Figure | None = None
+    fitted: CostProfile | None = None
+    draft_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.theoretical is None and self.measured is None:
+            raise ValueError("measured: give the measured or the theoretical bandwidth")
+        peak = self.theoretical or self.read_gbs
+        for name, figure in (("measured", self.measured), ("decode", self.decode)):
+            if figure is not None and figure.at("high") > _MEASURED_MAX * peak.at("high"):
+                raise ValueError(f"{name}: exceeds the bandwidth of the memory")
+        if self.cpu not in usual().cpu:
+            known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
+            raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
+
+    @property
+    def scalar_types(self) -> frozenset[str]:
+        """Return the tensor types that its CPU computes without vector instructions."""
+        if self.id == HERE:
+            return scalar_types(engine_cpu())
+        return scalar_types(_WITH_AVX2, "aarch64" if self.cpu in _ARM else "x86_64")
+
+    @property
+    def read_gbs(self) -> Figure:
+        """Return the read bandwidth: measured, else what is typical of the theoretical one."""
+        if self.measured is not None:
+            return self.measured
+        share, peak = usual().typical, self.theoretical
+        assert peak is not None  # by __post_init__
+        return Figure(share.value * peak.value, basis="estimate", source=f"80 % of {peak.value:g}: {share.source}")
+
+    def decode_gbs(self, scenario: Scenario) -> float:
+        """Return the bandwidth that decoding reaches."""
+        if self.fitted is not None:
+            return self.profile(scenario).read_rate(_LARGE) / 1e9
+        if self.decode is not None:
+            return self.decode.at(scenario)
+        read, share = self.read_gbs, usual().decode[self.kind]
+        if self.id == HERE and read.at(scenario) != read.value:  # far less certain than the share
+            return share.value * read.at(scenario)
+        return share.at(scenario) * read.value
+
+    @property
+    def decode_source(self) -> str:
+        if self.decode is not None:
+            return self.decode.source
+        share = usual().decode[self.kind]
+        return f"{100 * share.at('low'):.0f} to {100 * share.at('high'):.0f} % of the read bandwidth: {share.source}"
+
+    def profile(self, scenario: Scenario = "value", own: Collection[str] | None = None) -> CostProfile:
+        """Return the cost profile, with everything at its `low`, its `value`, or its `high`; `own` are the types that
+        cpuchat's kernels compute (None: all that they can, where they run)."""
+        if self.fitted is not None:
+            return scaled(self.fitted, _FITTED[scenario])
+        if own is None:
+            own = kernels.TYPES if self.id != HERE or kernels.instructions_used(engine_cpu()) else ()
+        return usual_profile(
+            self.cpu,
+            self.cores.value,
+            self.decode_gbs(scenario) * 1e9,
+            clock_ghz=self.clock_ghz.value,
+            l3_bytes=self.l3_mb.value * 1e6 if self.l3_mb is not None else 0.0,
+            sockets=self.sockets,
+            scenario=scenario,
+            own=own,
+        )
+
+
+@functools.cache
+def machines() -> tuple[MachineSpec, ...]:
+    """Return the machines that come with the program."""
+    tables = toml.loads((_FOLDER / "machines.toml").read_text(encoding="utf-8"))
+    return tuple(msgspec.convert(table, prepared(MachineSpec)) for table in tables["machine"])
+
+
+def all_machines() -> tuple[list[MachineSpec], list[str]]:
+    """Return the machines that come with the program and those in the config folder, which replace one of the same id;
+    and a sentence for each file there that is not valid."""
+    found = {one.id: one for one in machines()}
+    problems: list[str] = []
+    for file in sorted(paths.user_machines_dir().glob("*.toml")):
+        try:
+            one = read_machine(file)
+            found[one.id] = one
+        except UsageError as error:
+            problems.append(error.message)
+    return list(found.values()), problems
+
+
+def find_machine(wanted: str) -> MachineSpec:
+    """Return the machine with that id or name, or a part of it that only one has: of the program's or of the user's.
+    Raises UsageError: unknown or ambiguous; the hint names the nearest.
+    """
+    text = wanted.strip().lower()
+    known, problems = all_machines()
+    exact = [one for one in known if text in (one.id, one.name.lower())]
+    words = _words(text)
+    parts = exact or [one for one in known if words and words <= _words(f"{one.id} {one.name}")]
+    if len(parts) == 1:
+        return parts[0]
+    names = [one.id for one in known]
+    if parts:
+        raise UsageError(f"{wanted} is ambiguous.", f"Use {' or '.join(one.id for one in parts)}.")
+    near = difflib.get_close_matches(text, names, n=2, cutoff=0.4) or names
+    hint = f"Did you mean {' or '.join(near)}?" if len(near) < 3 else f"Known are {', '.join(names)}."
+    more = problems[0] if problems else f"A file in {paths.shown(paths.user_machines_dir())} describes another one."
+    raise UsageError(f"Unknown machine {wanted!r}.", f"{hint} {more}")
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(name.lower().replace("×", "x")))
+
+
+def read_machine(file: Path) -> MachineSpec:
+    """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
+    try:
+        table = toml.loads(paths.read_text(file, MAX_BYTES))
+    except OSError as error:
+        raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
+    for key in _FIGURES & table.keys():
+        if isinstance(table[key], int | float) and not isinstance(table[key], bool):
+            table[key] = {"value": table[key]}
+    for key in table.keys() & {"fitted", "draft_factor", "free_gb"}:
+        raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
+    table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
+    table.setdefault("name", file.stem)
+    if table["id"] == HERE:
+        raise UsageError(f"{paths.shown(file)}, id: {HERE} is the machine that cpuchat runs on.", "Choose another id.")
+    try:
+        return msgspec.convert(table, prepared(MachineSpec))
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        raise UsageError(
+            f"{paths.shown(file)}{f', {key}' if key else ''}: {reason}.",
+            "`cpuchat plan --machines --json` prints machines in this format.",
+        ) from None
+
+
+_FIGURES = frozenset(
+    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"}
+)  # fmt: skip
+
+
+USUAL = "Q4_K_M"
+_SIZES = [name for name in SHAPES if name[0].isdigit()]  # the others are for tests
+_TOO_SMALL = 1e6  # parameters: a header without matrices
+
+
+class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in a quantization. `size`: bytes of its file; `kv_rows`: bytes of KV cache for a token, by the sliding
+    window of the layers (0: none); `n_ctx_train`: 0 where not known.
+
+    `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
+    file here, "" for none.
+    """
+
+    name: str
+    quantization: str
+    size: float
+    work: ModelWork
+    kv_rows: dict[int, float]
+    n_ctx_train: int = 0
+    exact: bool = False
+    path: str = ""
+
+    def kv_bytes(self, n_ctx: int) -> float:
+        """Return the bytes of the KV cache for a context of `n_ctx` tokens."""
+        n_ubatch = LoadOptions().n_ubatch
+        return sum(nbytes * kv_cells(window, n_ctx, n_ubatch) for window, nbytes in self.kv_rows.items())
+
+
+def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
+    """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size.
+
+    With its quantization behind a colon: `70b:Q4_K_M`. `folders`: of the settings, where models are looked for.
+
+    Raises:
+        UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
+        ModelDamaged, ModelUnsupported: it is a file that cannot be read.
+    """
+    text = wanted.strip()
+    if (whole := _known(text, "", catalog, folders)) is not None:  # names may have blanks, paths colons
+        return whole
+    name, quantization, problem = text, "", None
+    try:
+        name, quantization = _divided(text)
+    except UsageError as error:  # or it is a name of Ollama's: `qwen3:8b`
+        problem = error
+    if quantization and (planned := _known(name, quantization, catalog, folders)) is not None:
+        return planned
+    try:
+        return from_header(read_model(Library(folders).resolve(text)))
+    except ModelNotFound:
+        if problem is not None:
+            raise problem from None
+        if name.lower().endswith(".gguf"):
+            raise
+    words = _words(name) or {name}
+    found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
+    if len(found) == 1:
+        return models_here(catalog, folders, quantization).get(found[0].id) or from_catalog(found[0], quantization)
+    if found:
+        raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
+    ids = [*_SIZES, *(entry.id for entry in catalog.models)]
+    near = difflib.get_close_matches(name.lower(), ids, n=3, cutoff=0.4)
+    hint = f"Did you mean {_choices(near)}? " if near else ""
+    raise UsageError(
+        f"Unknown model {name!r}.", f"{hint}Give a GGUF file, an id of `cpuchat models catalog`, or a size such as 70b."
+    )
+
+
+def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
+    """Return the catalog model with that id or name, its file here if there is one, or a usual size; None: neither."""
+    wanted = name.lower()
+    entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
+    if entry is not None:
+        return models_here(catalog, folders, quantization).get(entry.id) or from_catalog(entry, quantization)
+    return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in _SIZES else None
+
+
+def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = "") -> dict[str, PlannedModel]:
+    """Return the catalog's models whose files are on this machine, by id: with that quantization, or any, the usual one
+    first. Reads their headers."""
+    files = [
+        (entry, one) for one in Library(folders).local_models()
+        if one.damaged is None and quantization in ("", one.quantization)
+        and (entry := match_local(catalog, one)) is not None
+    ]  # fmt: skip
+    files.sort(key=lambda pair: pair[1].quantization != (pair[0].quantization or USUAL))
+    found: dict[str, PlannedModel] = {}
+    for entry, one in files:
+        if entry.id not in found:
+            with contextlib.suppress(CpuchatError):  # a file that changed just now
+                found[entry.id] = from_header(read_model(one.path), entry.name)
+    return found
+
+
+def _choices(ids: Sequence[str], max_names: int = 4) -> str:
+    return " or ".join(ids[:max_names]) + (f" or {len(ids) - max_names} more" if len(ids) > max_names else "")
+
+
+def _divided(text: str) -> tuple[str, str]:
+    """Return the name and the quantization ("" for the usual one). Raises UsageError: an unknown quantization."""
+    name, _, kind = text.rpartition(":")
+    kind = kind.upper()
+    if not name or "/" in kind or text.lower().endswith(".gguf"):
+        return text, ""
+    return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
+
+
+def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
+    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights; ModelUnsupported."""
+    check_supported(header)
+    if header.n_params < _TOO_SMALL:
+        raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
+    return PlannedModel(
+        name=name or header.name,
+        quantization=header.quantization,
+        size=header.size,
+        work=model_work(header, alike=ALIKE),
+        kv_rows={window: float(nbytes) for window, nbytes in kv_by_window(header).items()},
+        n_ctx_train=header.n_ctx_train,
+        exact=True,
+        path=str(header.path) if header.path.is_file() else "",
+    )
+
+
+def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
+    """Return a model of the catalog, in its usual quantization by default."""
+    kind = quantization or entry.quantization or USUAL
+    size = entry.sizes.get(kind, 0.0) * 1e9 or 1e9 * entry.params * quant_type(kind).bits / 8
+    work = typical_work(size, kind, params=1e9 * entry.params, active=entry.active_share, id=entry.id)
+    kv_rows = {one.window: one.nbytes for one in work.attention}
+    return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_rows=kv_rows)
+
+
+class ThisMachine:
+    """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
+    for a model. Reads each set of cores once, when it is made."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._machine = settings, this_machine(settings)
+        self._tuned = TunedMachine(settings, self._machine)
+
+    def of(self, model: PlannedModel | None = None, draft: PlannedModel | None = None) -> MachineSpec:
+        """Return the machine for a model and its draft model.
+
+        For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
+        chats with both were. Raises UsageError: the cores of the settings are not possible here.
+        """
+        topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
+        paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
+        if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
+            settings, found = self._tuned.settings(path), own
+        placement = place(topology, PlacementSpec.of(settings))
+        gbs, basis = found.peak / 1e9, "estimate" if found.estimated or found.at_least else "measured"
+        low = (1 - ROUGH) * gbs if found.estimated else 0.0
+        high = (1 + ROUGH) * gbs if found.estimated or found.at_least else 0.0
+        factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
+        is_fitted = found.fitted or factor != 1.0  # to this model, if to no other
+        return MachineSpec(
+            id=HERE,
+            name=f"this machine ({topology.name})",
+            kind="here",
+            cpu=cpu_of(engine_cpu(settings.engine.cpu_module).features),
+            cores=Figure(len(placement.cpus), basis="measured", source="the cores in use"),
+            clock_ghz=Figure(USUAL_GHZ, basis="estimate", source="not measured"),
+            memory_gb=Figure(found.total / 1e9, basis="measured", source="of this machine"),
+            free_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
+            measured=Figure(gbs, low, high, basis, found.peak_source),
+            l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
+            if found.cache_bytes and not topology.virtual  # as `usual_here`
+            else None,
+            fitted=scaled(found.profile, 1 / factor) if is_fitted and found.profile is not None else None,
+            draft_factor=draft_factor / factor if is_fitted else None,
+        )
+
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""

@@ -9,8 +9,7 @@ from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.usual import Figure
-    from cpuchat.planner.plan import CapacityPlan, Range
-    from cpuchat.planner.specs import MachineSpec
+    from cpuchat.planner.plan import CapacityPlan, MachineSpec, Range
 
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
 MACHINE_HEADS = ("MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS")
@@ -155,12 +154,11 @@ def machine_row(plan: CapacityPlan) -> tuple[str, ...]:
 
 
 def machine_figures(machine: MachineSpec) -> Lines:
-    """Return every figure of a machine with its basis and source."""
+    """Return every figure of a machine that is not here, with its basis and source."""
     figures: list[tuple[str, Figure | None, str]] = [
         ("cores", machine.cores, ""),
-        ("clock", machine.clock_ghz if machine.fitted is None else None, " GHz"),
+        ("clock", machine.clock_ghz, " GHz"),
         ("memory", machine.memory_gb, " GB"),
-        ("available", machine.free_gb, " GB"),
         ("theoretical peak", machine.theoretical, " GB/s"),
         ("read bandwidth", machine.read_gbs, " GB/s"),
         ("L3", machine.l3_mb, " MB"),

@@ -5,6 +5,7 @@ Every measurement is an answer as in a chat, with nothing reused: a prompt of bu
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,6 @@ from cpuchat.measure.answer import answer_greedily
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
 from cpuchat.protocol.timings import Timings
 from cpuchat.tune.candidates import TuningChoice
-from cpuchat.tune.search import Speed
 
 _DECODE_SECONDS: Final = 1.0
 _TEXT_SECONDS: Final = 2.5
@@ -32,6 +32,27 @@ _PROMPT_TOKENS: Final = 64
 """At least."""
 _WARM_UP: Final = (256, 4)  # characters and tokens
 _FIRST_SECONDS: Final = (0.3, 1.0)
+
+
+OVERALL: Final = "overall"
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per second: `prefill`, and `decode` of each text that was written."""
+
+    prefill: float
+    decode: tuple[float, ...]
+
+    @property
+    def mean_decode(self) -> float:
+        """Return the geometric mean of all texts."""
+        return statistics.geometric_mean(self.decode)
+
+    def rates(self) -> dict[str, float]:
+        """Return all rates by name; half of all tokens are prompts'."""
+        texts = {f"text {number}": rate for number, rate in enumerate(self.decode)}
+        overall = statistics.harmonic_mean((self.prefill, self.mean_decode))
+        return {OVERALL: overall, "decode": self.mean_decode, "prefill": self.prefill, **texts}
 
 
 class Measurer:

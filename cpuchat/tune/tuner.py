@@ -9,28 +9,74 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, Literal
 
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.config.settings import Settings, value_of
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.measure.turns import Rates
+from cpuchat.measure.difference import MATTERS, Difference
+from cpuchat.measure.turns import DRIFT, C, Drifted, Rates, Rounds, Turns
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import MEASURED, Tuned, TunedChoice, TunedSettings, differences, set_keys
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import TuningCandidate, TuningChoice
-from cpuchat.tune.measurer import Measurer
-from cpuchat.tune.search import GAINS, SearchResult, Speed, Verdict, search
+from cpuchat.tune.measurer import OVERALL, Measurer, Speed
 
+Verdict = Literal["faster", "same", "noisy", "mixed", "failed"]
+"""`same`: nothing that matters is gained; `mixed`: faster in one, slower in another; `noisy`: it cannot be told, also
+where the machine was busy."""
+GAINS: Final = ("decode", "prefill")
+_ASKED: Final = 20
+"""A run asks six choices, each after every round of a duel; looks at the same rounds tell much of the same."""
 LIMIT_SECONDS: Final = 170.0
 _LONGEST_SECONDS: Final = 900.0
 _LOADS: Final = 12
 """A model that takes long to load gets the time of so many loads."""
+
+
+class SearchResult(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
+    """The best candidate (None: none was measured), the verdict on it, and its differences. `anchor`: typical rates of
+    what is in use. `problem`: why nothing could be decided."""
+
+    verdict: Verdict
+    best: C | None = None
+    differences: dict[str, Difference] = {}
+    anchor: Rates = {}
+    problem: str = ""
+
+
+async def search(measure: Callable[[C], Awaitable[Rates | None]], now: C, candidates: Sequence[C]) -> SearchResult[C]:
+    """Compare `candidates` with what is in use `now`. `measure` as of `Turns`, returns `Speed.rates`."""
+    turns = Turns(measure, now, OVERALL, asked=_ASKED)
+    try:
+        ranked = await turns.rank(candidates)
+        if not ranked:
+            return SearchResult(verdict="failed")
+        best, rounds = next(iter(ranked.items()))
+        verdict: Verdict = "same"
+        if rounds.difference(OVERALL).gain > 0:
+            rounds = await turns.duel(best, GAINS)
+            verdict = _verdict(rounds) if rounds.rivals else "failed"
+    except Drifted as drifted:
+        return SearchResult(verdict="noisy", problem=drifted.message)
+    anchors = sorted(turns.anchors, key=lambda rates: rates[OVERALL])
+    differences = {name: rounds.difference(name) for name in GAINS} if rounds.rivals else {}
+    return SearchResult(verdict=verdict, best=best, differences=differences, anchor=anchors[len(anchors) // 2])
+
+
+def _verdict(rounds: Rounds) -> Verdict:
+    found = {name: rounds.difference(name) for name in rounds.rivals[0]}
+    overall, gains = found.pop(OVERALL), [found[name] for name in GAINS]
+    if not any(one.verdict == "faster" for one in gains):
+        return "noisy" if any(one.may_gain for one in gains) else "same"
+    # Nowhere slower than what rounds of the same would differ by.
+    is_slower = any(one.gain <= -min(max(MATTERS, 2 * one.error), DRIFT / 2) for one in found.values())
+    return "mixed" if is_slower or overall.gain <= 0 else "faster"
 
 
 class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):

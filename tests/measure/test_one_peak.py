@@ -20,7 +20,7 @@ from cpuchat.models.costs import CostLog
 from cpuchat.models.library import usage
 from cpuchat.models.machine import reach_of, this_machine
 from cpuchat.models.prediction import estimate
-from cpuchat.planner.specs import ThisMachine
+from cpuchat.planner.plan import ThisMachine
 from cpuchat.present.answers import roofline_json
 from cpuchat.present.machine import Now, page_json, rows
 from cpuchat.present.models import doubt, verdict

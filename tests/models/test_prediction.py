@@ -18,8 +18,7 @@ from cpuchat.models.library.places import LocalModel, summarize
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, estimate, estimate_local, predict, predict_like
 from cpuchat.models.synthetic.model import header_of, write_model
-from cpuchat.planner.plan import PlannedWorkload, make_plan
-from cpuchat.planner.specs import MachineSpec, from_catalog
+from cpuchat.planner.plan import MachineSpec, PlannedWorkload, from_catalog, make_plan
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import two_cores
 from tests.support.big_headers import big_header

@@ -22,7 +22,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Machine, require_loadable
 from cpuchat.models.prediction import predict
 from cpuchat.models.support import check_supported, scalar_types, why_unsupported
-from cpuchat.planner.specs import find_model, from_header
+from cpuchat.planner.plan import find_model, from_header
 from cpuchat.present.models import sections
 from cpuchat.protocol.messages import LoadOptions
 from tests.models.gguf.fields import fields, patched

@@ -9,7 +9,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.specs import MachineSpec, all_machines, find_machine, find_model, machines, read_machine
+from cpuchat.planner.plan import MachineSpec, all_machines, find_machine, find_model, machines, read_machine
 from tests.costs.made_up import decode_rate
 
 OWN = """

@@ -10,7 +10,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.planner.specs import find_model, from_catalog
+from cpuchat.planner.plan import find_model, from_catalog
 from tests.support.stores import ollama
 
 

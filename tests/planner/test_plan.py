@@ -10,11 +10,14 @@ from cpuchat.costs.usual import Figure
 from cpuchat.models.catalog import PACE, Catalog, load_catalog
 from cpuchat.planner.plan import (
     CapacityPlan,
+    MachineSpec,
     PlannedWorkload,
     catalog_plans,
+    find_machine,
+    find_model,
+    machines,
     make_plan,
 )
-from cpuchat.planner.specs import MachineSpec, find_machine, find_model, machines
 from cpuchat.present.plan import lines, machine_row
 
 

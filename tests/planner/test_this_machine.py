@@ -20,9 +20,16 @@ from cpuchat.models.machine import Tuned, TunedSettings, this_machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
-from cpuchat.planner import specs
-from cpuchat.planner.plan import PlannedWorkload, catalog_plans, make_plan
-from cpuchat.planner.specs import ThisMachine, find_model, from_header, models_here
+from cpuchat.planner import plan as planner
+from cpuchat.planner.plan import (
+    PlannedWorkload,
+    ThisMachine,
+    catalog_plans,
+    find_model,
+    from_header,
+    make_plan,
+    models_here,
+)
 from cpuchat.present.chats import welcome
 from cpuchat.present.plan import doubt, lines
 from cpuchat.protocol.messages import LoadOptions
@@ -56,7 +63,7 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
         usage.answered(info(path, fingerprint=path.stem, cpus=cpus), answer(rate, n=201, n_past=200), "local")
     entry = catalog.find("qwen3-8b")
     assert entry is not None
-    monkeypatch.setattr(specs, "match_local", lambda known, one: entry if one.path == file else None)
+    monkeypatch.setattr(planner, "match_local", lambda known, one: entry if one.path == file else None)
     here = models_here(catalog, [str(tmp_path)])
     machine = ThisMachine(Settings())
     plans = catalog_plans(machine.of, catalog, PlannedWorkload(), here)

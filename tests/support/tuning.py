@@ -9,8 +9,7 @@ import pytest
 
 from cpuchat.config.settings import Settings
 from cpuchat.tune.candidates import TuningChoice
-from cpuchat.tune.measurer import Measurer
-from cpuchat.tune.search import Speed
+from cpuchat.tune.measurer import Measurer, Speed
 
 Factors = Callable[[Settings], tuple[float, float]]
 """Factors of prefill and decoding with these settings."""

@@ -15,9 +15,8 @@ import pytest
 from cpuchat.protocol.messages import AnyEvent, GenerationFinished, ModelLoaded, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import ChatFigures, Meter
+from cpuchat.telemetry.meter import ChatFigures, DraftingFigures, Meter
 from cpuchat.telemetry.roofline import AT_THE_LIMIT, OFF, Roofline
-from cpuchat.telemetry.speculation import DraftingFigures
 
 FILES = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 CEILINGS = ("ceiling_plain", "ceiling_accepted", "ceiling_compute")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from cpuchat.measure.difference import WRONG
-from cpuchat.tune.search import SearchResult, Speed, search
+from cpuchat.tune.measurer import Speed
+from cpuchat.tune.tuner import SearchResult, search
 
 Weather = Callable[[int], float]
 

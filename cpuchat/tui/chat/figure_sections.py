@@ -10,9 +10,9 @@ from cpuchat.present import answers as words
 from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
+from cpuchat.telemetry.meter import DraftingFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import NO_ESTIMATE, Roofline
-from cpuchat.telemetry.speculation import DraftingFigures
 from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, percent, shape
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import LEVELS

@@ -18,7 +18,7 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry import units
-from cpuchat.telemetry.speculation import DraftingFigures
+from cpuchat.telemetry.meter import DraftingFigures
 
 WARNING_SHARE = 0.8
 """Share of the context from which on it is almost full."""

@@ -6,7 +6,7 @@ import msgspec
 
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
-from cpuchat.telemetry.speculation import DraftingFigures
+from cpuchat.telemetry.meter import DraftingFigures
 from cpuchat.tui.chat.status import StatusLine
 from tests.support.scripted_backend import MODEL
 from tests.support.snapshots import HostApp
