@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import queue
-import re
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
 from cpuchat.base.line_process import LineOutput
+from cpuchat.models.engine_version import LOG_ERROR, QUANTIZE_FAILED, QUANTIZED_TENSOR, QUANTIZED_TO
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.parse import ALIGNMENT
 from cpuchat.models.quantize.types import (
@@ -36,12 +36,6 @@ NICENESS = 10
 # Rows of one tensor in memory at a time: memory stays small, and the file grows steadily.
 SLAB_BYTES = 256 << 20
 
-# llama_model_quantize_impl logs "[   1/ 291] blk.0.attn_k.weight - [...], type =    f16, " and then, in a dry run,
-# "size = 1.00 MiB -> 0.28 MiB (q4_K)"; the second half is missing where a tensor stays as it is.
-_TENSOR = re.compile(rb"\[ *\d+/ *\d+\] (.+?) +- \[[^\[]*type = *(\w+), $", re.DOTALL)
-_TARGET = re.compile(rb"size = .*MiB \((\w+)\)\n$")
-_FAILED = "failed to quantize: "
-
 
 class LogParser:
     """Parses llama.cpp's log: the current tensor, its target type, and errors. Each tensor that is begun is reported to
@@ -56,19 +50,19 @@ class LogParser:
         llama.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def _on_line(self, level: int, text: bytes, _user: object) -> None:
-        if level == 4:  # GGML_LOG_LEVEL_ERROR
+        if level == LOG_ERROR:
             self.errors.append(text.decode("utf-8", "replace").strip())
-        elif match := _TENSOR.search(text):
+        elif match := QUANTIZED_TENSOR.search(text):
             self._name = match[1].decode("utf-8", "replace")
             self.types[self._name] = match[2].decode().upper()
             if self._output is not None:
                 self._output.send(TensorStarted(name=self._name))
-        elif match := _TARGET.search(text):
+        elif match := QUANTIZED_TO.search(text):
             self.types[self._name] = match[1].decode().upper()
 
     def failure(self) -> CpuchatError:
-        said = next((line for line in reversed(self.errors) if _FAILED in line), "")
-        reason = said.partition(_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp gave no reason"
+        said = next((line for line in reversed(self.errors) if QUANTIZE_FAILED in line), "")
+        reason = said.partition(QUANTIZE_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp gave no reason"
         if "iostream" in reason:  # std::ofstream is used for nothing but the output
             return DiskFull(
                 "Cannot write the whole file: the disk is full, or a file size limit is reached.",

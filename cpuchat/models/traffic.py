@@ -20,6 +20,7 @@ from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
+from cpuchat.models.engine_version import NO_FLASH_ATTENTION
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
@@ -35,7 +36,6 @@ _TABLE = re.compile(
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _DEFAULTS = EngineOptions()
-_NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
 def bytes_per_token(header: GGUFHeader) -> float:
@@ -106,7 +106,7 @@ _UNTILED = 4.0
 
 def _attention(header: GGUFHeader, options: EngineOptions, layers: range) -> tuple[Attention, ...]:
     """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
-    flash_attn = options.flash_attn != "off" and header.architecture not in _NO_FLASH_ATTENTION
+    flash_attn = options.flash_attn != "off" and header.architecture not in NO_FLASH_ATTENTION
     rows = fit.kv_rows(header)
     own = header.n_layer - header.number("attention.shared_kv_layers")
     nbytes, madds = Counter[int](), Counter[int]()
