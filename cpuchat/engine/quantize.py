@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import queue
+import re
 import sys
 import threading
 from pathlib import Path
@@ -21,14 +22,11 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
 from cpuchat.base.line_process import LineOutput
 from cpuchat.models.engine_version import LOG_ERROR, QUANTIZE_FAILED, QUANTIZED_TENSOR, QUANTIZED_TO
-from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.parse import ALIGNMENT
+from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME
 from cpuchat.models.quantize.types import (
-    ForecastRequest,
-    ForecastResult,
     QuantizeFinished,
     QuantizeRequest,
-    Request,
     TensorStarted,
 )
 
@@ -71,7 +69,7 @@ class LogParser:
         return QuantizeFailed(f"llama.cpp failed to quantize the model: {reason.strip().rstrip('!.')}.")
 
 
-def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinished:
+def run(request: QuantizeRequest, output: LineOutput) -> QuantizeFinished:
     """Run one request with llama.cpp. Raises EngineMismatch, QuantizeFailed, DiskFull."""
     from cpuchat.engine.llama import bindings
 
@@ -79,9 +77,20 @@ def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinish
     params = bindings.llama.llama_model_quantize_default_params()
     params.ftype = request.number
     params.max_buf_size = SLAB_BYTES
-    if isinstance(request, ForecastRequest):
+    if request.matrices.output:
+        params.output_tensor_type = BY_NAME[request.matrices.output].id
+    if request.matrices.embedding:
+        params.token_embedding_type = BY_NAME[request.matrices.embedding].id
+    if request.keeps:
+        tensors = read_model(Path(request.source)).tensors
+        kept = (bindings.llama.llama_model_tensor_override * (len(tensors) + 1))()  # an empty pattern ends them
+        for override, tensor in zip(kept, tensors, strict=False):
+            override.pattern = f"^{re.escape(tensor.name)}$".encode()
+            override.type = BY_NAME[tensor.type].id
+        params.tt_overrides = kept
+    log = LogParser(bindings.llama, output if request.out else None)
+    if not request.out:
         params.dry_run = params.allow_requantize = True
-        log, out = LogParser(bindings.llama), ""
     else:
         params.nthread = request.threads
         params.allow_requantize = request.requantize
@@ -91,17 +100,17 @@ def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinish
             overrides[0].key, overrides[0].value.val_i64 = b"general.alignment", ALIGNMENT
             overrides[0].tag = bindings.llama.LLAMA_KV_OVERRIDE_TYPE_INT
             params.kv_overrides = overrides
-        log, out = LogParser(bindings.llama, output), request.out
-    if bindings.llama.llama_model_quantize(os.fsencode(request.source), os.fsencode(out), ctypes.byref(params)):
+    source, out = os.fsencode(request.source), os.fsencode(request.out)
+    if bindings.llama.llama_model_quantize(source, out, ctypes.byref(params)):
         raise log.failure()
-    return QuantizeFinished() if out else ForecastResult(types=log.types)
+    return QuantizeFinished(types={} if out else log.types)
 
 
 def main() -> None:
     """Run requests until the input ends."""
     output = LineOutput.claim()
     os.nice(NICENESS)
-    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[QuantizeRequest] = queue.SimpleQueue()
     unfinished: Path | None = None
 
     def read() -> None:
@@ -109,7 +118,7 @@ def main() -> None:
         be interrupted."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             for line in sys.stdin.buffer:
-                requests.put(msgspec.json.decode(line, type=prepared(Request)))
+                requests.put(msgspec.json.decode(line, type=prepared(QuantizeRequest)))
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
         os._exit(0)
@@ -118,7 +127,7 @@ def main() -> None:
     while True:
         request = requests.get()
         try:
-            unfinished = Path(request.out) if isinstance(request, QuantizeRequest) else None
+            unfinished = Path(request.out) if request.out else None
             answer = run(request, output)
             unfinished = None
             output.send(answer)
