@@ -21,26 +21,18 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
 from cpuchat.base.line_process import LineOutput
-from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.parse import ALIGNMENT
+from cpuchat.models.engine_version import LOG_ERROR, QUANTIZE_FAILED, QUANTIZED_TENSOR, QUANTIZED_TO
+from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME
 from cpuchat.models.quantize.types import (
-    ForecastRequest,
-    ForecastResult,
     QuantizeFinished,
     QuantizeRequest,
-    Request,
     TensorStarted,
 )
 
 NICENESS = 10
 # Rows of one tensor in memory at a time: memory stays small, and the file grows steadily.
 SLAB_BYTES = 256 << 20
-
-# llama_model_quantize_impl logs "[   1/ 291] blk.0.attn_k.weight - [...], type =    f16, " and then, in a dry run,
-# "size = 1.00 MiB -> 0.28 MiB (q4_K)"; the second half is missing where a tensor stays as it is.
-_TENSOR = re.compile(rb"\[ *\d+/ *\d+\] (.+?) +- \[[^\[]*type = *(\w+), $", re.DOTALL)
-_TARGET = re.compile(rb"size = .*MiB \((\w+)\)\n$")
-_FAILED = "failed to quantize: "
 
 
 class LogParser:
@@ -56,19 +48,19 @@ class LogParser:
         llama.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def _on_line(self, level: int, text: bytes, _user: object) -> None:
-        if level == 4:  # GGML_LOG_LEVEL_ERROR
+        if level == LOG_ERROR:
             self.errors.append(text.decode("utf-8", "replace").strip())
-        elif match := _TENSOR.search(text):
+        elif match := QUANTIZED_TENSOR.search(text):
             self._name = match[1].decode("utf-8", "replace")
             self.types[self._name] = match[2].decode().upper()
             if self._output is not None:
                 self._output.send(TensorStarted(name=self._name))
-        elif match := _TARGET.search(text):
+        elif match := QUANTIZED_TO.search(text):
             self.types[self._name] = match[1].decode().upper()
 
     def failure(self) -> CpuchatError:
-        said = next((line for line in reversed(self.errors) if _FAILED in line), "")
-        reason = said.partition(_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp gave no reason"
+        said = next((line for line in reversed(self.errors) if QUANTIZE_FAILED in line), "")
+        reason = said.partition(QUANTIZE_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp gave no reason"
         if "iostream" in reason:  # std::ofstream is used for nothing but the output
             return DiskFull(
                 "Cannot write the whole file: the disk is full, or a file size limit is reached.",
@@ -77,7 +69,7 @@ class LogParser:
         return QuantizeFailed(f"llama.cpp failed to quantize the model: {reason.strip().rstrip('!.')}.")
 
 
-def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinished:
+def run(request: QuantizeRequest, output: LineOutput) -> QuantizeFinished:
     """Run one request with llama.cpp. Raises EngineMismatch, QuantizeFailed, DiskFull."""
     from cpuchat.engine.llama import bindings
 
@@ -85,9 +77,20 @@ def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinish
     params = bindings.llama.llama_model_quantize_default_params()
     params.ftype = request.number
     params.max_buf_size = SLAB_BYTES
-    if isinstance(request, ForecastRequest):
+    if request.matrices.output:
+        params.output_tensor_type = BY_NAME[request.matrices.output].id
+    if request.matrices.embedding:
+        params.token_embedding_type = BY_NAME[request.matrices.embedding].id
+    if request.keeps:
+        tensors = read_model(Path(request.source)).tensors
+        kept = (bindings.llama.llama_model_tensor_override * (len(tensors) + 1))()  # an empty pattern ends them
+        for override, tensor in zip(kept, tensors, strict=False):
+            override.pattern = f"^{re.escape(tensor.name)}$".encode()
+            override.type = BY_NAME[tensor.type].id
+        params.tt_overrides = kept
+    log = LogParser(bindings.llama, output if request.out else None)
+    if not request.out:
         params.dry_run = params.allow_requantize = True
-        log, out = LogParser(bindings.llama), ""
     else:
         params.nthread = request.threads
         params.allow_requantize = request.requantize
@@ -97,17 +100,17 @@ def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinish
             overrides[0].key, overrides[0].value.val_i64 = b"general.alignment", ALIGNMENT
             overrides[0].tag = bindings.llama.LLAMA_KV_OVERRIDE_TYPE_INT
             params.kv_overrides = overrides
-        log, out = LogParser(bindings.llama, output), request.out
-    if bindings.llama.llama_model_quantize(os.fsencode(request.source), os.fsencode(out), ctypes.byref(params)):
+    source, out = os.fsencode(request.source), os.fsencode(request.out)
+    if bindings.llama.llama_model_quantize(source, out, ctypes.byref(params)):
         raise log.failure()
-    return QuantizeFinished() if out else ForecastResult(types=log.types)
+    return QuantizeFinished(types={} if out else log.types)
 
 
 def main() -> None:
     """Run requests until the input ends."""
     output = LineOutput.claim()
     os.nice(NICENESS)
-    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[QuantizeRequest] = queue.SimpleQueue()
     unfinished: Path | None = None
 
     def read() -> None:
@@ -115,7 +118,7 @@ def main() -> None:
         be interrupted."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             for line in sys.stdin.buffer:
-                requests.put(msgspec.json.decode(line, type=prepared(Request)))
+                requests.put(msgspec.json.decode(line, type=prepared(QuantizeRequest)))
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
         os._exit(0)
@@ -124,7 +127,7 @@ def main() -> None:
     while True:
         request = requests.get()
         try:
-            unfinished = Path(request.out) if isinstance(request, QuantizeRequest) else None
+            unfinished = Path(request.out) if request.out else None
             answer = run(request, output)
             unfinished = None
             output.send(answer)

@@ -27,6 +27,7 @@ from cpuchat.base.errors import DoesNotFit
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
+from cpuchat.models.engine_version import COPIES_SNAPSHOTS, SNAPSHOTS
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
 from cpuchat.models.kernels import chosen_types, instructions_used, rows_of
@@ -215,15 +216,7 @@ PROCESS_BYTES = 120_000_000
 # Positions of one batch whose logits are kept: those of the longest verify pass (engine.options.N_OUTPUTS_MAX).
 VERIFIED = 32
 
-# Architectures of which llama.cpp can keep snapshots of the recurrent state (llm_arch_supports_rs_rollback).
-_SNAPSHOT_ARCHITECTURES = frozenset(
-    {"kimi-k3", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "glm5-next", "nemotron_h", "nemotron_h_moe", "lfm2",
-     "lfm2moe", "bailingmoe3"}
-)  # fmt: skip
-# Those among them that copy the convolution part of all snapshots in every pass, plain ones too (build_conv_state in
-# delta-net-base.cpp, and what stands for it in the files of these models): it takes 3.5 times as long as reading that
-# many bytes of weights (measured, Zen 4).
-_COPYING_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen4exp", "kimi-k3", "glm5-next"})
+# Copying all snapshots takes 3.5 times as long as reading that many bytes of weights (measured, Zen 4).
 _COPY_COST = 3.5
 COPY_SHARE = 0.01  # of a plain pass
 _MAX_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
@@ -378,12 +371,12 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
     rolled back.
 
     0 for models without such a state or without snapshots, or where more than one costs too much."""
-    if header.architecture not in _SNAPSHOT_ARCHITECTURES:
+    if header.architecture not in SNAPSHOTS:
         return 0
     layers, (convolution, rest) = len(_recurrent_layers(header)), _recurrent_bytes(header)
     budget = max(SNAPSHOT_BYTES, int(SNAPSHOT_SHARE * header.size))
     n = min(max_snapshots(_n_ubatch(options)), budget // max(layers * (convolution + rest), 1))
-    if header.architecture in _COPYING_ARCHITECTURES:
+    if header.architecture in COPIES_SNAPSHOTS:
         # Of a mixture of experts a token reads those that it is sent to.
         experts = max(header.number("expert_count"), 1)
         used, head = header.number("expert_used_count") or experts, header.output_matrix

@@ -17,7 +17,7 @@ from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
-from cpuchat.models.traffic import bytes_per_token, table_bytes
+from cpuchat.models.traffic import bytes_per_token, table_bytes, token_bytes
 from cpuchat.protocol.messages import LoadOptions
 
 # A template that writes any role verbatim supports system messages.
@@ -66,11 +66,11 @@ class Inspection(ModelData, frozen=True):
     """The description of a model by its `header`.
 
     `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
-    pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes,
-    `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
-    state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
-    layers, in tokens, 0 for none. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`, both as
-    of `support`."""
+    pass reads with an empty context, `token_bytes` what one behind `traffic.N_PAST` tokens reads, by part; `tables` are
+    read one row at a time; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a sliding
+    window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the largest
+    number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `problem`:
+    why the engine cannot run it, "" when it can, and `scalar_types`, both as of `support`."""
 
     header: GGUFHeader
     kind: str
@@ -81,6 +81,7 @@ class Inspection(ModelData, frozen=True):
     kv_windowed: int
     state: int
     bytes_per_token: int
+    token_bytes: dict[str, int]
     tables: int
     experts: Experts | None
     tensors: tuple[TensorKind, ...]
@@ -124,6 +125,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
         bytes_per_token=round(bytes_per_token(header)),
+        token_bytes=token_bytes(header),
         tables=table_bytes(header),
         experts=experts,
         tensors=tuple(sorted(kinds, key=lambda kind: -kind.nbytes)),

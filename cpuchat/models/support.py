@@ -19,6 +19,7 @@ from typing import Any, Final
 from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
 from cpuchat.base.text import clean_line
 from cpuchat.hardware.topology import Instructions
+from cpuchat.models.engine_version import DAMAGED
 from cpuchat.models.file_names import engine_knows
 from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME
@@ -31,7 +32,6 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _VISION = ("v.", "mm.", "vision", "model.vision", "mmproj.", "resampler.")
 _PRE = ("viking", "smaug-bpe", "poro-chat")
 """Pre-tokenizers: where a compiler made their names unfindable, nothing is said of others."""
-_DAMAGE = ("not within the file bounds", "corrupt", "invalid data")
 _OTHER_MODEL: Final = "Choose another model, or run this one on a server that supports it (--server URL)."
 _OTHER_FILE: Final = (
     "It was made for another program or version: choose another publisher's file (`cpuchat models search`)."
@@ -107,7 +107,7 @@ def _why_not_the_file(header: GGUFHeader) -> str:
 
 def load_refusal(path: Path, reason: str) -> CpuchatError:
     """Return the error for a file that llama.cpp did not load, for the `reason` that it gave."""
-    if any(sign in reason for sign in _DAMAGE):
+    if any(sign in reason for sign in DAMAGED):
         return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again.")
     for subject, hint in (("file", _OTHER_FILE), ("engine", _OTHER_MODEL)):
         for expression, clause in _table()["refusals"][subject].items():

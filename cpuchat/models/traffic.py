@@ -12,6 +12,7 @@ import fnmatch
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
+from cpuchat.models.engine_version import NO_FLASH_ATTENTION
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
@@ -35,7 +37,6 @@ _TABLE = re.compile(
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _DEFAULTS = EngineOptions()
-_NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
 def bytes_per_token(header: GGUFHeader) -> float:
@@ -52,25 +53,15 @@ def model_work(
 ) -> ModelWork:
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
     `ModelWork`: 0 for random tokens, `ALIKE` for text. `of_head`: of the draft head in this file instead."""
-    n_expert = header.number("expert_count")
-    head, layers = header.output_matrix, range(header.decoding_layers)
-    if of_head:
-        layers = range(len(layers) if header.number("nextn_predict_layers") else 0, header.n_layer)
-        head = next((one.name for one in header.tensors if one.name.endswith(_OWN_MATRIX)), head)
+    n_expert, layers = header.number("expert_count"), _layers(header, of_head)
     parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
     row = 0
-    for tensor in header.tensors:
-        layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
-        if _OTHER.match(tensor.name) or (layer.isdecimal() and int(layer) not in layers):
-            continue
-        if tensor.name == header.output_matrix != head:  # the model's; its head has one of its own
-            continue
+    for part, tensor in _read_tensors(header, of_head):
         columns, rows, n = (*tensor.shape, 1, 1)[:3]
         if is_table(tensor):
             # One row for a token, of n-grams several (`ple_n_heads` in qwen4exp.cpp).
             ngrams = (header.number("ple.ngram_size") - 1) * header.number("ple.heads_per_ngram")
             row += max(ngrams if tensor.name == fit.LAYER_TABLE else 1, 1) * tensor.nbytes // max(rows, 1)
-        part = "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense"
         if part != "dense" or not is_table(tensor):
             parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
     return ModelWork(
@@ -86,6 +77,47 @@ def model_work(
         state=0 if of_head else fit.state_bytes(header),
         attention=_attention(header, options, layers),
     )
+
+
+def _layers(header: GGUFHeader, of_head: bool) -> range:
+    """Return the layers that write text, or those of a draft head in the same file."""
+    layers = range(header.decoding_layers)
+    return range(len(layers) if header.number("nextn_predict_layers") else 0, header.n_layer) if of_head else layers
+
+
+def _read_tensors(header: GGUFHeader, of_head: bool) -> Iterator[tuple[str, TensorInfo]]:
+    """Yield the tensors that a pass of the model, or of its draft head, uses, with their part of `ModelWork`."""
+    layers, n_expert, head = _layers(header, of_head), header.number("expert_count"), header.output_matrix
+    if of_head:
+        head = next((one.name for one in header.tensors if one.name.endswith(_OWN_MATRIX)), head)
+    for tensor in header.tensors:
+        layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
+        if _OTHER.match(tensor.name) or (layer.isdecimal() and int(layer) not in layers):
+            continue
+        if tensor.name == header.output_matrix != head:  # the model's; its head has one of its own
+            continue
+        yield "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense", tensor
+
+
+_PURPOSES = {
+    "attention": re.compile(r"blk\.\d+\.(?:attn|indexer)"),
+    "recurrent layers": re.compile(r"blk\.\d+\.(?:ssm|time_mix|shortconv)"),
+    "FFN": re.compile(r"blk\.\d+\.(?:ffn|channel_mix)"),
+}
+
+
+def token_bytes(header: GGUFHeader, options: EngineOptions = _DEFAULTS) -> dict[str, int]:
+    """Return the bytes that a plain pass behind `N_PAST` tokens reads, by what they are for, the largest first."""
+    work = model_work(header, options)
+    cache = sum(one.nbytes * one.cells(1, N_PAST) for one in work.attention)
+    found = Counter[str]({"other": work.row, "recurrent state": 2 * work.state, "KV cache": round(cache)})
+    for part, tensor in _read_tensors(header, of_head=False):
+        named = next((name for name, pattern in _PURPOSES.items() if pattern.match(tensor.name)), "other")
+        if part == "experts":
+            found["experts"] += tensor.nbytes * work.n_expert_used // work.n_expert
+        elif part == "head" or not is_table(tensor):
+            found["output" if part == "head" else named] += tensor.nbytes
+    return {name: nbytes for name, nbytes in found.most_common() if nbytes > 0}
 
 
 def is_table(tensor: TensorInfo) -> bool:
@@ -106,7 +138,7 @@ _UNTILED = 4.0
 
 def _attention(header: GGUFHeader, options: EngineOptions, layers: range) -> tuple[Attention, ...]:
     """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
-    flash_attn = options.flash_attn != "off" and header.architecture not in _NO_FLASH_ATTENTION
+    flash_attn = options.flash_attn != "off" and header.architecture not in NO_FLASH_ATTENTION
     rows = fit.kv_rows(header)
     own = header.n_layer - header.number("attention.shared_kv_layers")
     nbytes, madds = Counter[int](), Counter[int]()

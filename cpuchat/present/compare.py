@@ -23,7 +23,8 @@ from cpuchat.compare.figures import (
 )
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, SideAnswer, Turn
-from cpuchat.models.quantize.types import PRECISE, SpeedHere
+from cpuchat.models.gguf.parse import PRECISE
+from cpuchat.models.quantize.types import SpeedHere
 from cpuchat.present.answers import roofline_json, timings_json
 from cpuchat.present.models import why_here
 from cpuchat.present.quality import one_in, token

@@ -17,11 +17,13 @@ from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import PACE
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.drafts.candidates import DraftCandidate
+from cpuchat.models.drafts.candidates import DraftCandidate, Expectation
+from cpuchat.models.gguf.parse import PRECISE
 from cpuchat.models.heads import TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
-from cpuchat.models.quantize.types import PRECISE, SpeedHere, speed_here
+from cpuchat.models.quantize.types import TYPES, SpeedHere, speed_here
+from cpuchat.models.traffic import N_PAST
 from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
@@ -114,10 +116,18 @@ def _memory(model: Inspection) -> Rows:
     return [
         ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
+        ("by part", _by_part(model.token_bytes)),
         ("lookup tables", tables if model.tables else ""),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
+
+
+def _by_part(token_bytes: Mapping[str, int]) -> str:
+    """Return `FFN 61 %, output 20 %, attention 15 %, KV cache 4 % (behind 650 tokens)`."""
+    total = max(sum(token_bytes.values()), 1)
+    shares = {name: round(100 * nbytes / total) for name, nbytes in token_bytes.items()}
+    return f"{', '.join(f'{name} {share} %' for name, share in shares.items() if share)} (behind {N_PAST} tokens)"
 
 
 def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
@@ -224,12 +234,21 @@ def draft_details(
         ("advice", "best known candidate for this model" if is_best else ""),
         ("model", "the target's own, in fewer bytes" if candidate.same_model else ""),
         ("gain", candidate.expected.words if candidate.fits is not False else ""),
+        ("cheaper", lighter_output(candidate.expected, candidate.spec, candidate.quantization)),
         ("basis", candidate.expected.why if candidate.expected.gains and candidate.fits is not False else ""),
         ("catalog", "recommended for this model" if candidate.named else ""),
         ("repository", candidate.repo),
         ("path", paths.shown(candidate.path) if candidate.path is not None else ""),
     ]
     return [(label, clean_line(words)) for label, words in text if words]
+
+
+def lighter_output(expected: Expectation, draft: str, quantization: str) -> str:
+    """Return how to make a draft model that reads less; "" where that saves little, or cannot be made."""
+    if not expected.output_savings or all(kind.name != quantization for kind in TYPES):
+        return ""
+    command = f"cpuchat models quantize {draft} {quantization} --output-tensor-type Q4_0"
+    return f"with its output in Q4_0 it reads {100 * expected.output_savings:.0f} % less per token: `{command}`"
 
 
 def _vocabulary(candidate: DraftCandidate) -> str:

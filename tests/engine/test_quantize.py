@@ -14,11 +14,8 @@ from cpuchat.base.line_process import Refused
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.types import (
     Answer,
-    ForecastRequest,
-    ForecastResult,
     QuantizeFinished,
     QuantizeRequest,
-    Request,
     TensorStarted,
     quant_type,
 )
@@ -38,7 +35,7 @@ class Child:
         assert self.process.stdin and self.process.stdout
         self.requests, self.answers = self.process.stdin, self.process.stdout
 
-    def ask(self, request: Request | bytes) -> None:
+    def ask(self, request: QuantizeRequest | bytes) -> None:
         line = request if isinstance(request, bytes) else msgspec.json.encode(request)
         self.requests.write(line + b"\n")
         self.requests.flush()
@@ -62,9 +59,9 @@ def child() -> Iterator[Child]:
 
 def test_it_foresees_makes_and_ends(child: Child, tiny_model: Path, tmp_path: Path) -> None:
     out, number = tmp_path / "out", quant_type("Q8_0").number
-    child.ask(ForecastRequest(source=str(tiny_model), number=number))
+    child.ask(QuantizeRequest(source=str(tiny_model), number=number))
     result = child.answer()
-    assert isinstance(result, ForecastResult)
+    assert isinstance(result, QuantizeFinished)
     assert not out.exists()
     child.ask(QuantizeRequest(source=str(tiny_model), out=str(out), number=number, threads=2))
     answers = [child.answer()]
@@ -81,14 +78,14 @@ def test_it_foresees_makes_and_ends(child: Child, tiny_model: Path, tmp_path: Pa
 
 def test_a_refusal_says_why_and_the_next_request_is_answered(child: Child, tiny_model: Path, tmp_path: Path) -> None:
     number = quant_type("Q8_0").number
-    child.ask(ForecastRequest(source=str(tmp_path / "nowhere.gguf"), number=number))
+    child.ask(QuantizeRequest(source=str(tmp_path / "nowhere.gguf"), number=number))
     answer = child.answer()
     assert isinstance(answer, Refused) and answer.code == "quantize_failed" and "nowhere.gguf" in answer.message
-    child.ask(ForecastRequest(source=str(tiny_model), number=39))  # NVFP4 can be read, not made
+    child.ask(QuantizeRequest(source=str(tiny_model), number=39))  # NVFP4 can be read, not made
     answer = child.answer()
     assert isinstance(answer, Refused) and "invalid output file type 39" in answer.message
-    child.ask(ForecastRequest(source=str(tiny_model), number=number))
-    assert isinstance(child.answer(), ForecastResult)
+    child.ask(QuantizeRequest(source=str(tiny_model), number=number))
+    assert isinstance(child.answer(), QuantizeFinished)
 
 
 def test_the_work_ends_with_the_program_that_wanted_it(child: Child, tmp_path: Path) -> None:

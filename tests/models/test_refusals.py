@@ -94,7 +94,7 @@ def test_tensors_tell_it_in_lists_and_by_show_before_a_load(
     ("reason", "why", "kind"),
     [
         ("done_getting_tensors: wrong number of tensors; expected 22, got 21", "does not use", ModelUnsupported),
-        ("missing tensor 'blk.1.ffn_up.weight'", "lacks the tensor blk.1.ffn_up.weight", ModelUnsupported),
+        ("tensor 'blk.1.ffn_up.weight' not found in the model", "lacks the tensor blk.1.ffn_up", ModelUnsupported),
         ("check_tensor_dims: tensor 'output.weight' has wrong shape; expected 4", "another shape", ModelUnsupported),
         ("key not found in model: llama.context_length", "lacks llama.context_length", ModelUnsupported),
         ("something else", "something else", ModelUnsupported),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
 import click
@@ -28,14 +29,23 @@ from cpuchat.models.library.places import is_inside
 from cpuchat.models.machine import machine_for, this_machine
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
-from cpuchat.models.quantize.types import TYPES, is_folder, quant_type, suggested_folder, suggested_path, type_speed
-from cpuchat.present.models import doubt, here, takes_arithmetic, why_here
+from cpuchat.models.quantize.types import (
+    TYPES,
+    MatrixTypes,
+    is_folder,
+    quant_type,
+    suggested_folder,
+    suggested_path,
+    type_speed,
+)
+from cpuchat.present.models import doubt, here, lighter_output, takes_arithmetic, why_here
 from cpuchat.telemetry.units import size, time_left
 
 _EPILOG = f"""\b
 Examples:
   cpuchat models quantize ~/models/big-F16.gguf Q4_K_M
   cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
+  cpuchat models quantize draft-Q8_0.gguf Q4_K_M --output-tensor-type Q4_0
   cpuchat models quantize --list
 
 SOURCE is what --model takes. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
@@ -48,6 +58,8 @@ OUT appears only once it is complete; Ctrl+C deletes the partial file."""
 @click.argument("kind", metavar="[TYPE]", required=False)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--list", "as_list", is_flag=True, help="List the types: speed here, and layout at load.")
+@click.option("--output-tensor-type", "output", metavar="TYPE", help="Type of the output matrix, e.g. Q4_0 for drafts.")
+@click.option("--token-embedding-type", "embedding", metavar="TYPE", help="Type of the token embeddings.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -56,6 +68,8 @@ def quantize(
     kind: str | None,
     out: Path | None,
     as_list: bool,
+    output: str | None,
+    embedding: str | None,
     threads: int,
     allow_requantize: bool,
     force: bool,
@@ -72,11 +86,14 @@ def quantize(
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
     wanted, path = quant_type(kind), library.resolve(source)
+    matrices = MatrixTypes(*(quant_type(text).tensor if text else "" for text in (output, embedding)))
     if out is None or is_folder(out):
-        out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library))
+        out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library), matrices)
     elif out.suffix.lower() != ".gguf":
         raise UsageError(f"Not a model file name: {out}.", "Give one that ends in .gguf.")
-    job = QuantizeJob(source=path, out=out, type=wanted, threads=threads, requantize=allow_requantize, force=force)
+    job = QuantizeJob(
+        source=path, out=out, type=wanted, matrices=matrices, threads=threads, requantize=allow_requantize, force=force
+    )
     terminal = TerminalOutput()
     terminal.note(f"{path.name} → {out.name}")
 
@@ -143,9 +160,11 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
     other = library.resolve(draft)
-    verdict, expected = check_files(path, other), None
+    verdict, expected, lighter = check_files(path, other), None, ""
     if verdict.ok:
-        expected = expected_pair(read_model(path), read_model(other), target_costs(path), machine_for(path, chosen))
+        header = read_model(other)
+        expected = expected_pair(read_model(path), header, target_costs(path), machine_for(path, chosen))
+        lighter = lighter_output(expected, shlex.quote(draft), header.quantization)
     if as_json:
         facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
@@ -154,7 +173,7 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
         cannot = f"cannot draft for {clean_line(path.name)}: {verdict.reason}."
         click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
         told = f"Expected: {expected.words}." if expected is not None else OTHER_DRAFTS
-        for line in filter(None, (verdict.note, told)):
+        for line in filter(None, (verdict.note, told, f"Cheaper: {lighter}." if lighter else "")):
             click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
 

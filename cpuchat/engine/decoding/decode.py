@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from cpuchat.costs.model import ATTENTION_TILE
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama import bindings
@@ -34,9 +35,6 @@ from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.drafters.drafter import Proposal
 
 _NODE_SECONDS: Final = 0.05
-_TILE: Final = 64
-"""Sizes are multiples of this, and at least this: for fewer tokens flash attention takes another way (GGML_FA_TILE_Q in
-ggml-cpu/common.h), which takes 2.3 times as long for each (0.5B shape behind 4,000 tokens, Zen 3)."""
 
 # Operations per second of one core, on the low side of what was measured (Zen 4, 1.5B shape: 160e9 with quantized
 # weights, 120e9 with float ones, 30e9 in attention without tiles), with and without AVX-512.
@@ -79,8 +77,8 @@ class PrefillChunking:
         return cls(2 * largest, attention, model.pool.n_threads, "AVX512" in features, is_float)
 
     def size(self, n_past: int, left: int, n_ubatch: int) -> int:
-        """Return the tokens for one batch after `n_past`, of `left` that follow: at most `n_ubatch`."""
-        tokens = float(n_ubatch)
+        """Return the tokens for one batch after `n_past`, of `left` that follow: whole tiles, at most `n_ubatch`."""
+        tokens, tile = float(n_ubatch), ATTENTION_TILE
         if self.matmul:
             rates = _FLOAT_RATE if self.is_float else _QUANTIZED_RATE
             rate = rates[self.wide_vectors] * self.n_threads
@@ -90,9 +88,9 @@ class PrefillChunking:
             rate = _ATTENTION_RATE[self.wide_vectors] * self.n_threads
             max_pairs = _NODE_SECONDS * rate / self.attention
             tokens = min(tokens, (math.sqrt(n_past**2 + 4 * max_pairs) - n_past) / 2)
-        size = min(max(int(tokens) // _TILE * _TILE, _TILE), n_ubatch)
-        if size < left < size + _TILE:  # what would be left is less than a tile
-            return left if left <= n_ubatch else size - _TILE if size > _TILE else size
+        size = min(max(int(tokens) // tile * tile, tile), n_ubatch)
+        if size < left < size + tile:  # what would be left is less than a tile
+            return left if left <= n_ubatch else size - tile if size > tile else size
         return min(size, left)
 
 

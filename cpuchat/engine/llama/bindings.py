@@ -17,19 +17,33 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from ctypes import c_bool, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any, Final
 
 from cpuchat.base.errors import EngineMismatch
+from cpuchat.hardware.placement.placement import MAX_CPUS
 from cpuchat.models import kernels
 from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE, engine_cpu, fastest_first, installed
+from cpuchat.models.engine_version import (
+    CXX_NAMES,
+    DEFAULTS,
+    GGML_VERSION,
+    LOG_CONTINUED,
+    LOG_ERROR,
+    PINNED_VERSION,
+    STRUCTS,
+    TENSOR_PAIR,
+)
 from cpuchat.protocol.model_info import EngineInfo
 
-PINNED_VERSION: Final = "0.3.36"
 ABORT_PREFIX: Final = "CPUCHAT-ABORT: "
 
-_REINSTALL = f"Reinstall llama-cpp-python {PINNED_VERSION} with `make setup`, or reinstall cpuchat."
-_LOG_ERROR, _LOG_CONT = 4, 5  # ggml_log_level
+_REINSTALL = (
+    "Unset LLAMA_CPP_LIB_PATH, which names the folder of another llama.cpp."
+    if "LLAMA_CPP_LIB_PATH" in os.environ
+    else f"Reinstall llama-cpp-python {PINNED_VERSION} with `make setup`, or reinstall cpuchat."
+)
 
 
 def _load_low_level() -> Any:
@@ -60,10 +74,16 @@ _lib: Any = llama._lib
 _libc = ctypes.CDLL(None)
 
 
+def _symbol(name: str) -> str:
+    """Return the symbol of a function: its name in C, or the one that C++ gives it."""
+    return name if hasattr(_lib, name) else CXX_NAMES.get(name, name)
+
+
 def _function(name: str, restype: Any, *argtypes: Any, library: Any = None) -> Any:
-    """Return a symbol of libllama or of what it links to, or of another library, with its prototype."""
+    """Return a function of libllama or of what it links to, or of another library, with its prototype."""
     try:
-        function = (library or _lib)[name]  # indexing creates a new object: the package's own prototype stays unchanged
+        # Indexing creates a new object: the package's own prototype stays unchanged.
+        function = (library or _lib)[_symbol(name)]
     except AttributeError:
         raise EngineMismatch(f"This llama.cpp has no function {name}.", _REINSTALL) from None
     function.restype, function.argtypes = restype, list(argtypes)
@@ -82,7 +102,7 @@ class LogTail:
 
     def install(self) -> None:
         """Redirect llama.cpp's log here. The callback lives as long as this object."""
-        llama.llama_log_set(self._callback, ctypes.c_void_p(0))
+        llama.llama_log_set(self._callback, c_void_p(0))
 
     def clear(self) -> None:
         self._parts.clear()
@@ -91,11 +111,11 @@ class LogTail:
         """Return whole lines, oldest first. A part with the level "continued" belongs to the line before it."""
         joined: list[tuple[int, bytes]] = []
         for level, text in tuple(self._parts):
-            if joined and (level == _LOG_CONT or not joined[-1][1].endswith(b"\n")):
+            if joined and (level == LOG_CONTINUED or not joined[-1][1].endswith(b"\n")):
                 joined[-1] = (joined[-1][0], joined[-1][1] + text)
             else:
                 joined.append((level, text))
-        kept = (t for level, t in joined if level == _LOG_ERROR or not errors_only)
+        kept = (t for level, t in joined if level == LOG_ERROR or not errors_only)
         return [line for t in kept if (line := t.decode("utf-8", "replace").strip())]
 
 
@@ -128,7 +148,7 @@ def _open_cpu_module(name: str) -> tuple[Any, str, tuple[str, ...]]:
         what = "does not run on this CPU" if name in modules else "is not installed"
         hint = f"Set engine.cpu_module to auto or one of {', '.join(worth_timing)}."
         raise EngineMismatch(f"The engine's CPU module {name} {what}.", hint)
-    load = _function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)
+    load = _function("ggml_backend_load", c_void_p, c_char_p)
     if not load(os.fsencode(modules[name])):
         said = next(iter(log.lines(errors_only=True)[-1:]), "llama.cpp gave no reason")
         raise EngineMismatch(f"Cannot load the CPU module {name} of the engine: {said}.", _REINSTALL)
@@ -147,51 +167,42 @@ def _score(module: Path) -> int:
 
 
 class ThreadPoolParams(ctypes.Structure):
-    """struct ggml_threadpool_params (ggml/include/ggml.h; GGML_MAX_N_THREADS is 512)."""
+    """struct ggml_threadpool_params (ggml/include/ggml.h)."""
 
     _fields_ = (
-        ("cpumask", ctypes.c_bool * 512),
-        ("n_threads", ctypes.c_int),
-        ("prio", ctypes.c_int),
-        ("poll", ctypes.c_uint32),
-        ("strict_cpu", ctypes.c_bool),
-        ("paused", ctypes.c_bool),
+        ("cpumask", c_bool * MAX_CPUS),
+        ("n_threads", c_int),
+        ("prio", c_int),
+        ("poll", c_uint32),
+        ("strict_cpu", c_bool),
+        ("paused", c_bool),
     )
 
 
 _cpu, _module, _worth_timing = _open_cpu_module(os.environ.get(MODULE_VARIABLE) or AUTO)
 
-threadpool_params_default = _function("ggml_threadpool_params_default", ThreadPoolParams, ctypes.c_int)
-threadpool_new = _function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(ThreadPoolParams), library=_cpu)
-threadpool_free = _function("ggml_threadpool_free", None, ctypes.c_void_p, library=_cpu)
-threadpool_pause = _function("ggml_threadpool_pause", None, ctypes.c_void_p, library=_cpu)
-attach_threadpool = _function("llama_attach_threadpool", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-detach_threadpool = _function("llama_detach_threadpool", None, ctypes.c_void_p)
-logits_address = _function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-set_hidden_states = _function(
-    "_Z26llama_set_embeddings_nextnP13llama_contextbb", None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool
-)
-hidden_states_address = _function("_Z26llama_get_embeddings_nextnP13llama_context", ctypes.c_void_p, ctypes.c_void_p)
-n_layer_nextn = _function("llama_model_n_layer_nextn", ctypes.c_int32, ctypes.c_void_p)
-set_layer_inputs = _function(
-    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
-)
-layer_inputs_address = _function(
-    "_Z30llama_get_embeddings_layer_inpP13llama_contextj", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
-)
-hidden_state_address = _function(
-    "_Z30llama_get_embeddings_nextn_ithP13llama_contexti", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
-)
-blck_size = _function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
-tensor_bytes = _function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
-tensor_type_name = _function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
-buffer_name = _function("ggml_backend_buffer_name", ctypes.c_char_p, ctypes.c_void_p)
-_buffer_is_host = _function("ggml_backend_buffer_is_host", ctypes.c_bool, ctypes.c_void_p)
-_buffer_base = _function("ggml_backend_buffer_get_base", ctypes.c_void_p, ctypes.c_void_p)
-_buffer_size = _function("ggml_backend_buffer_get_size", ctypes.c_size_t, ctypes.c_void_p)
-_set_abort_hook = _function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)
-_ggml_commit = _function("ggml_commit", ctypes.c_char_p)
-ggml_version = _function("ggml_version", ctypes.c_char_p)
+threadpool_params_default = _function("ggml_threadpool_params_default", ThreadPoolParams, c_int)
+threadpool_new = _function("ggml_threadpool_new", c_void_p, ctypes.POINTER(ThreadPoolParams), library=_cpu)
+threadpool_free = _function("ggml_threadpool_free", None, c_void_p, library=_cpu)
+threadpool_pause = _function("ggml_threadpool_pause", None, c_void_p, library=_cpu)
+attach_threadpool = _function("llama_attach_threadpool", None, c_void_p, c_void_p, c_void_p)
+detach_threadpool = _function("llama_detach_threadpool", None, c_void_p)
+logits_address = _function("llama_get_logits_ith", c_void_p, c_void_p, c_int32)
+set_hidden_states = _function("llama_set_embeddings_nextn", None, c_void_p, c_bool, c_bool)
+hidden_states_address = _function("llama_get_embeddings_nextn", c_void_p, c_void_p)
+hidden_state_address = _function("llama_get_embeddings_nextn_ith", c_void_p, c_void_p, c_int32)
+n_layer_nextn = _function("llama_model_n_layer_nextn", c_int32, c_void_p)
+set_layer_inputs = _function("llama_set_embeddings_layer_inp", None, c_void_p, c_uint32, c_bool)
+layer_inputs_address = _function("llama_get_embeddings_layer_inp", c_void_p, c_void_p, c_uint32)
+tensor_bytes = _function("ggml_nbytes", c_size_t, c_void_p)
+tensor_type_name = _function("ggml_type_name", c_char_p, c_int)
+buffer_name = _function("ggml_backend_buffer_name", c_char_p, c_void_p)
+_buffer_is_host = _function("ggml_backend_buffer_is_host", c_bool, c_void_p)
+_buffer_base = _function("ggml_backend_buffer_get_base", c_void_p, c_void_p)
+_buffer_size = _function("ggml_backend_buffer_get_size", c_size_t, c_void_p)
+_set_abort_hook = _function("ggml_set_abort_callback", c_void_p, c_void_p)
+_ggml_commit = _function("ggml_commit", c_char_p)
+ggml_version = _function("ggml_version", c_char_p)
 
 
 def _open_kernels() -> Any:
@@ -212,8 +223,8 @@ def _open_kernels() -> Any:
         for name in names:
             ctypes.CDLL(name, mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
         library = ctypes.CDLL(os.fspath(file))
-        version = _function("cpuchat_kernels_version", ctypes.c_char_p, library=library)
-        formats = _function("cpuchat_kernels_formats", ctypes.c_int, library=library)
+        version = _function("cpuchat_kernels_version", c_char_p, library=library)
+        formats = _function("cpuchat_kernels_formats", c_int, library=library)
         is_known = version() == ggml_version() and formats() == len(kernels.TYPES)
         is_known = is_known and all(
             hasattr(library, f"cpuchat_kernels_{one}") for one in ("select", "prepare", "measure")
@@ -225,7 +236,7 @@ def _open_kernels() -> Any:
 
 def _register(library: Any, wanted: bytes | None) -> str:
     """Put the kernels before llama.cpp's, unless that is done; returns their instruction set, "" without one here."""
-    register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
+    register = _function("cpuchat_kernels_register", c_char_p, c_char_p, library=library)
     return (register(wanted) or b"").decode()
 
 
@@ -234,26 +245,23 @@ kernels_library: Any = _open_kernels()
 
 def has_function(name: str) -> bool:
     """Return whether the CPU module, libllama, or what they link to, has a function."""
-    return hasattr(_cpu, name) or hasattr(_lib, name)
-
-
-_TENSOR_MAP: Final = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-_PAIR: Final = 40  # bytes of std::pair<std::string, ggml_tensor *> in libstdc++, which ends in the pointer
+    return hasattr(_cpu, name) or hasattr(_lib, _symbol(name))
 
 
 class _Tensor(ctypes.Structure):
     """The beginning of struct ggml_tensor (ggml/include/ggml.h)."""
 
-    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p))
+    _fields_ = (("type", c_int), ("buffer", c_void_p))
 
 
 def _weights(model: Any) -> Iterator[tuple[int, _Tensor]]:
     """Yield the address of each weight tensor, and the tensor; nothing where this build does not export them."""
-    if not has_function(_TENSOR_MAP):
+    if not has_function("llama_internal_get_tensor_map"):
         return
-    begin, end = _function(_TENSOR_MAP, ctypes.POINTER(ctypes.c_size_t * 2), ctypes.c_void_p)(model).contents
-    for pair in range(begin, end, _PAIR):
-        address = ctypes.c_size_t.from_address(pair + _PAIR - ctypes.sizeof(ctypes.c_void_p)).value
+    weights = _function("llama_internal_get_tensor_map", ctypes.POINTER(c_size_t * 2), c_void_p)
+    begin, end = weights(model).contents
+    for pair in range(begin, end, TENSOR_PAIR):
+        address = c_size_t.from_address(pair + TENSOR_PAIR - ctypes.sizeof(c_void_p)).value
         tensor = _Tensor.from_address(address)
         if tensor.buffer:
             yield address, tensor
@@ -271,11 +279,11 @@ def lock_copies(model: Any) -> bool:
     """Lock the weights that were repacked or laid out anew into memory, which llama.cpp's mlock leaves out; returns
     whether the system allowed that. They are locked until they are freed."""
     copies = {tensor.buffer for _, tensor in _weights(model) if not _buffer_is_host(tensor.buffer)}
-    lock = _function("mlock", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, library=_libc)
+    lock = _function("mlock", c_int, c_void_p, c_size_t, library=_libc)
     return not any([lock(_buffer_base(one), _buffer_size(one)) for one in copies])
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+@ctypes.CFUNCTYPE(None, c_char_p)
 def _write_abort(message: bytes) -> None:
     # The last thing before abort(): one write of the assertion's text, without the build folder.
     text = message.decode("utf-8", "replace").strip().rpartition("/llama.cpp/")[2]
@@ -291,8 +299,8 @@ class AbortFlag:
     def __init__(self) -> None:
         self._is_final = False
         self._buffer = ctypes.create_string_buffer(2)
-        self.callback = ctypes.cast(ctypes.cast(_libc.strlen, ctypes.c_void_p).value or 0, llama.ggml_abort_callback)
-        self.data = ctypes.cast(self._buffer, ctypes.c_void_p)
+        self.callback = ctypes.cast(ctypes.cast(_libc.strlen, c_void_p).value or 0, llama.ggml_abort_callback)
+        self.data = ctypes.cast(self._buffer, c_void_p)
 
     def set(self) -> None:
         self._buffer[0] = b"\x01"
@@ -310,51 +318,29 @@ class AbortFlag:
         return self._buffer[0] != b"\x00"
 
 
-# The pinned version's (bytes, last field, its offset) of each struct passed by value.
-_STRUCTS: Final = {
-    "llama_model_params": (80, "load_mtp", 77),
-    "llama_context_params": (160, "ctx_other", 152),
-    "llama_batch": (56, "logits", 48),
-}
-_MODEL_DEFAULTS: Final = {"n_gpu_layers": -1, "load_mode": -1, "lazy_mode": 1, "use_extra_bufts": True}
-_CONTEXT_DEFAULTS: Final = {
-    "n_ctx": 512,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_seq_max": 1,
-    "n_outputs_max": 0,
-    "n_threads": 4,
-    "flash_attn_type": -1,
-    "type_k": 1,
-    "type_v": 1,
-    "no_perf": True,
-    "swa_full": True,
-}
-_POOL_DEFAULTS: Final = {"n_threads": 3, "prio": 0, "poll": 50, "strict_cpu": False, "paused": False}
-
-
 def check_layout() -> None:
-    """Compare struct sizes and default parameters with the pinned ones: a shifted field would silently corrupt memory.
-    Raises EngineMismatch: names the first difference."""
+    """Compare versions, struct sizes and default parameters with the pinned ones: a shifted field would silently
+    corrupt memory. Raises EngineMismatch: names the first difference."""
 
-    def differs(what: str, got: object, wanted: object) -> EngineMismatch:
-        return EngineMismatch(f"Unsupported llama.cpp version: {what} is {got}, expected {wanted}.", _REINSTALL)
+    def check(what: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            raise EngineMismatch(f"Unsupported llama.cpp version: {what} is {found}, expected {wanted}.", _REINSTALL)
 
-    version = installed_version()
-    if version != PINNED_VERSION:
-        raise differs("llama-cpp-python", version, PINNED_VERSION)
-    for name, (size, field, offset) in _STRUCTS.items():
+    check("llama-cpp-python", installed_version(), PINNED_VERSION)
+    check("ggml", ggml_version().decode("ascii", "replace"), GGML_VERSION)  # before any struct is passed
+    for name, (size, field, offset) in STRUCTS.items():
         struct = getattr(llama, name)
-        if (found := (ctypes.sizeof(struct), getattr(struct, field).offset)) != (size, offset):
-            raise differs(f"(size, offset of {field}) of {name}", found, (size, offset))
-    for name, params, defaults in (
-        ("llama_model_params", llama.llama_model_default_params(), _MODEL_DEFAULTS),
-        ("llama_context_params", llama.llama_context_default_params(), _CONTEXT_DEFAULTS),
-        ("ggml_threadpool_params", threadpool_params_default(3), _POOL_DEFAULTS),
-    ):
+        found = ctypes.sizeof(struct), getattr(struct, field).offset
+        check(f"(size, offset of {field}) of {name}", found, (size, offset))
+    params = {
+        "llama_model_params": llama.llama_model_default_params(),
+        "llama_context_params": llama.llama_context_default_params(),
+        "llama_model_quantize_params": llama.llama_model_quantize_default_params(),
+        "ggml_threadpool_params": threadpool_params_default(3),
+    }
+    for name, defaults in DEFAULTS.items():
         for field, wanted in defaults.items():
-            if getattr(params, field) != wanted:
-                raise differs(f"the default of {name}.{field}", getattr(params, field), wanted)
+            check(f"the default of {name}.{field}", getattr(params[name], field), wanted)
 
 
 def installed_version() -> str:
@@ -375,7 +361,7 @@ def start() -> None:
     if _started:
         return
     check_layout()
-    _set_abort_hook(ctypes.cast(_write_abort, ctypes.c_void_p))
+    _set_abort_hook(ctypes.cast(_write_abort, c_void_p))
     llama.llama_backend_init()
     _started = True
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from cpuchat.engine.llama import bindings
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import support
+from cpuchat.models.engine_version import GRAPH_RESERVED, KV_SIZE, LOAD_MODE, MASK_USER
 from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
-
-_KV_SIZE: Final = re.compile(
-    r"^llama_kv_cache\S*: size = +([0-9.]+) MiB .*K \((\S+)\): .*V \((\S+)\): "
-)  # one for each kind of layers: with a sliding window and without
-_LOAD_MODE: Final = re.compile(r"\(load_mode = ([^)]+)\)")
-_MASK_USER: Final = re.compile(r"kq_mask.*is used by node .* \((FLASH_ATTN_EXT|SOFT_MAX)\)$")
 
 
 def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
@@ -34,16 +28,16 @@ def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
     nodes = {"FLASH_ATTN_EXT": 0, "SOFT_MAX": 0}  # of several graphs, those of the last one
     kv_mib, in_graph = 0.0, False
     for line in bindings.log.lines():
-        if match := _LOAD_MODE.search(line):
+        if match := LOAD_MODE.search(line):
             told["load_mode"] = match[1]
-        elif match := _KV_SIZE.match(line):
+        elif match := KV_SIZE.match(line):
             kv_mib += float(match[1])
             told |= {"type_k": match[2], "type_v": match[3]}
-        elif match := _MASK_USER.search(line):
+        elif match := MASK_USER.search(line):
             if not in_graph:
                 nodes, in_graph = dict.fromkeys(nodes, 0), True
             nodes[match[1]] += 1
-        elif line.startswith("graph_reserve: reserving a graph"):
+        elif GRAPH_RESERVED.match(line):
             in_graph = False
     return LoadEvidence(
         weights=found,

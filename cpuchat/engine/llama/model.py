@@ -42,26 +42,33 @@ from cpuchat.hardware.memory import available_within
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
 from cpuchat.hardware.topology import read_topology
+from cpuchat.models.engine_version import NO_MEMORY, NOT_LOCKED
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
-from cpuchat.models.gguf.parse import LazyArray
+from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.heads import HeadKind, title
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.options import MIN_CTX
+from cpuchat.protocol.options import MIN_CTX, UNQUANTIZED
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
 """Rows of logits per batch: enough for the longest verify pass. Each costs 4 * n_vocab bytes."""
 
-_CACHE_TYPES: Final[dict[str, int]] = {
-    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
-}  # fmt: skip
-_FLASH: Final = {"auto": -1, "off": 0, "on": 1}
-_LOAD_MODE: Final = {("read", False): 0, ("mmap", False): 1, ("read", True): 2, ("mmap", True): 3}
+_FLASH: Final = {
+    "auto": llama.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    "on": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+}
+_LOAD_MODE: Final = {
+    ("read", False): llama.LLAMA_LOAD_MODE_NONE,
+    ("mmap", False): llama.LLAMA_LOAD_MODE_MMAP,
+    ("read", True): llama.LLAMA_LOAD_MODE_MLOCK,
+    ("mmap", True): llama.LLAMA_LOAD_MODE_MMAP_MLOCK,
+}
 
 
 @dataclass(frozen=True)
@@ -117,14 +124,13 @@ def check_options(header: GGUFHeader, options: LoadOptions) -> None:
     """Raise UsageError for options that this model or other ones forbid; each by itself is checked as it is decoded."""
     if 0 < options.n_ctx < MIN_CTX:
         raise UsageError(f"The context size must be {MIN_CTX} or more.", "Use 0 to choose it automatically.")
-    block_v = bindings.blck_size(_CACHE_TYPES[options.type_v])
-    if block_v > 1 and options.flash_attn == "off":
+    if options.type_v not in UNQUANTIZED and options.flash_attn == "off":
         raise UsageError(
             f"A quantized V cache ({options.type_v}) needs flash attention, which is off.",
             "Set flash attention to auto, or the V cache type to f16.",
         )
     for name, wanted, head in (("K", options.type_k, header.key_length), ("V", options.type_v, header.value_length)):
-        block = bindings.blck_size(_CACHE_TYPES[wanted])
+        block = BY_NAME[wanted.upper()].block
         if head and head % block:
             raise UsageError(
                 f"The {name} cache type {wanted} has blocks of {block} values, which do not divide this model's head "
@@ -214,9 +220,6 @@ def bring_in(header: GGUFHeader, cpus: Collection[int], on_progress: Progress, a
     if read_ahead(header, on_progress, abort, readers) and len(readers) > 1:
         notes.append(_SPREAD.format(n=len(readers)))
     return notes
-
-
-_NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory", "Cannot allocate memory", "bad_alloc")
 
 
 class Model:
@@ -334,7 +337,7 @@ class Model:
             raise Aborted
         if not model:
             reason, path = _reason(), header.path
-            if any(sign in reason for sign in _NO_MEMORY):
+            if any(sign in reason for sign in NO_MEMORY):
                 raise DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
             raise load_refusal(path, reason)
         return model
@@ -438,7 +441,7 @@ class Model:
         params.n_outputs_max = n_outputs
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = _FLASH[options.flash_attn]
-        params.type_k, params.type_v = _CACHE_TYPES[options.type_k], _CACHE_TYPES[options.type_v]
+        params.type_k, params.type_v = BY_NAME[options.type_k.upper()].id, BY_NAME[options.type_v.upper()].id
         # Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
         # back where such a cache cannot.
         params.swa_full = False
@@ -451,7 +454,7 @@ class Model:
         context = llama.llama_init_from_model(head or self._model, params)
         if not context:
             reason = _reason()
-            if any(sign in reason for sign in _NO_MEMORY):
+            if any(sign in reason for sign in NO_MEMORY):
                 message = f"Not enough memory for a context of {n_ctx:,} tokens: {reason}."
                 raise DoesNotFit(message, "Use a smaller --ctx.")
             message = f"llama.cpp rejected the context options: {reason}."
@@ -485,7 +488,7 @@ class Model:
             notes.append(self.sequence.rollback.note)
         if self.options.mlock:
             is_locked = bindings.lock_copies(self._model)
-            if not is_locked or any("failed to mlock" in line for line in bindings.log.lines()):
+            if not is_locked or any(NOT_LOCKED in line for line in bindings.log.lines()):
                 notes.append("mlock failed: the model is not fully locked in memory.")
         self.info = ModelInfo(
             path=str(header.path),

@@ -35,9 +35,11 @@ MARK: Final = "\ufdd0"
 """Mark after a character that is content. Unicode reserves it for internal use; template_process.py knows it too."""
 MARK_BYTES: Final = MARK.encode()
 
-_TYPE_NORMAL, _TYPE_UNKNOWN, _TYPE_CONTROL, _TYPE_USER_DEFINED = 1, 2, 3, 4  # llama_token_type
-_ATTR_UNKNOWN, _ATTR_CONTROL, _ATTR_USER_DEFINED = 1, 8, 16  # llama_token_attr
-_ATTR_LSTRIP, _ATTR_RSTRIP = 128, 256
+_TYPE_NORMAL, _TYPE_UNKNOWN = llama.LLAMA_TOKEN_TYPE_NORMAL, llama.LLAMA_TOKEN_TYPE_UNKNOWN
+_TYPE_CONTROL, _TYPE_USER_DEFINED = llama.LLAMA_TOKEN_TYPE_CONTROL, llama.LLAMA_TOKEN_TYPE_USER_DEFINED
+_ATTR_UNKNOWN, _ATTR_CONTROL = llama.LLAMA_TOKEN_ATTR_UNKNOWN, llama.LLAMA_TOKEN_ATTR_CONTROL
+_ATTR_USER_DEFINED = llama.LLAMA_TOKEN_ATTR_USER_DEFINED
+_ATTR_LSTRIP, _ATTR_RSTRIP = llama.LLAMA_TOKEN_ATTR_LSTRIP, llama.LLAMA_TOKEN_ATTR_RSTRIP
 _SPACES: Final = b" \t\n\r\v\f"
 BLOCK: Final = 8192
 """Bytes of a block, or more."""

@@ -16,18 +16,12 @@ from cpuchat.base.errors import ModelNotFound
 from cpuchat.base.text import clean_line
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
+from cpuchat.models.engine_version import RECURRENT
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, model_files, model_size, read_header, vocabulary
 from cpuchat.models.heads import MAX_SIZE_DIFFERENCE
 
 FIRST_CHECKED_TOKEN = 5
-
-# llm_arch_is_recurrent and llm_arch_is_hybrid in llama-arch.cpp: recurrent state beside or instead of a KV cache.
-_RECURRENT = frozenset(
-    {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2", "granitehybrid",
-     "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3",
-     "glm5-next", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "minimax-01"}
-)  # fmt: skip
 _SHOWN_TOKEN = 32
 OTHER_DRAFTS = "`cpuchat models pair MODEL` lists the models that fit; suffix decoding needs none."
 
@@ -73,7 +67,7 @@ def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
     """Return the first mismatch; "" when there is none."""
     if draft.other:
         return f"it is {draft.other}"
-    if draft.architecture in _RECURRENT:
+    if draft.architecture in RECURRENT:
         return f"it is a recurrent model ({_shown(draft.architecture)}), which cpuchat does not use as a draft"
     ours, theirs = vocabulary(target), vocabulary(draft)
     if ours.kind != theirs.kind:

@@ -17,6 +17,7 @@ import msgspec
 
 from cpuchat.base.errors import ModelDamaged
 from cpuchat.base.text import clean_line
+from cpuchat.models.engine_version import HEADS
 from cpuchat.models.gguf.parse import FILE_TYPES, ByteSource, FileSource, LazyArray, Parsed, parse
 
 _MAX_LAYERS = 4096
@@ -28,8 +29,6 @@ _COMPANIONS = {
     "imatrix": "an importance matrix",
 }
 _HEAD = "a draft head"
-_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-"""llama.cpp architectures that read the hidden states of another model."""
 _FORMAT = re.compile(r"[\s_-]+gguf$", re.IGNORECASE)
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-(?P<of>of)-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 _MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
@@ -186,7 +185,7 @@ class GGUFHeader(Parsed, frozen=True):
     def is_head(self) -> bool:
         """Return whether it is a draft head (EAGLE-3, DFlash, MTP) without its model."""
         is_rest = self.number("nextn_predict_layers") > 0 and bool(self.tensors)
-        return self.architecture in _HEADS or (
+        return self.architecture in HEADS or (
             is_rest and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
         )
 

@@ -56,6 +56,8 @@ _TABLE = tuple(GGMLType(*row) for row in (
 
 TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}
 BY_NAME: dict[str, GGMLType] = {t.name: t for t in _TABLE}
+PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
+"""Types from which quantizing loses nothing more, or nearly nothing."""
 
 # general.file_type
 FILE_TYPES: dict[int, str] = {

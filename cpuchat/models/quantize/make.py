@@ -16,10 +16,11 @@ from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.quantize.types import (
+    AUTO_TYPES,
     Forecast,
+    MatrixTypes,
     QuantizeFinished,
     QuantizeProcess,
-    QuantizeRequest,
     QuantType,
     TensorStarted,
     check_free,
@@ -27,6 +28,7 @@ from cpuchat.models.quantize.types import (
     check_space,
     forecast_type,
     part_of,
+    quantize_request,
     source_header,
 )
 
@@ -34,7 +36,7 @@ _TICK_SECONDS = 0.25
 
 
 class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantizing `source` to `out`. `threads` 0: one per core.
+    """Quantizing `source` to `out`. `matrices`: whose types are chosen. `threads` 0: one per core.
 
     `requantize` allows a source that is quantized below Q8_0, `force` overwriting `out`.
     """
@@ -42,6 +44,7 @@ class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
     source: Path
     out: Path
     type: QuantType
+    matrices: MatrixTypes = AUTO_TYPES
     threads: int = 0
     requantize: bool = False
     force: bool = False
@@ -72,7 +75,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
     source = await source_header(job.source)
     check_place(job.out, source, force=job.force)
     async with QuantizeProcess() as process:
-        forecast = await forecast_type(process, source, job.type)
+        forecast = await forecast_type(process, source, job.type, job.matrices)
         if forecast.lossy and not job.requantize:
             types = ", ".join(forecast.lossy)
             raise UsageError(
@@ -82,9 +85,9 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
         try:
             with part_of(job.out) as part:
                 check_space(part, forecast.file_size)
-                request = QuantizeRequest(
-                    source=str(source.path), out=str(part), number=job.type.number, threads=threads,
-                    requantize=job.requantize or not forecast.lossy,
+                request = msgspec.structs.replace(
+                    quantize_request(source, job.type, job.matrices),
+                    out=str(part), threads=threads, requantize=job.requantize or not forecast.lossy,
                 )  # fmt: skip
                 try:
                     await process.send(request)

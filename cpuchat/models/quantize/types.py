@@ -1,8 +1,8 @@
 """Quantization types, the place of a new file, and the process in which llama.cpp forecasts a file (in a dry run that
 reads no weights) and writes it: lines of JSON both ways; it ends with its input.
 
-Sources of llama-cpp-python 0.3.36: src/llama-quant.cpp (llama_ftype_get_default_type). Bits
-per weight are those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
+Sources: src/llama-quant.cpp of llama.cpp (llama_ftype_get_default_type, llama_tensor_get_type). Bits per weight are
+those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from cpuchat.base.errors import DiskFull, QuantizeFailed, UsageError
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.costs.model import BITS, bytes_read, pass_cost
-from cpuchat.models.fit import gigabytes
+from cpuchat.models.cpu_modules import engine_cpu
+from cpuchat.models.fit import LAYER_TABLE, gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
-from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
+from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRECISE, TensorInfo
 from cpuchat.models.library.places import LocalModel, is_inside
+from cpuchat.models.support import scalar_types, why_slow
 from cpuchat.models.traffic import N_PAST, typical_work
 from cpuchat.protocol.model_info import ModelWork
 
@@ -52,8 +54,6 @@ class QuantType(msgspec.Struct, frozen=True):
         return FILE_TYPE_BY_NAME[self.name]
 
 
-PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
-"""Types from which quantizing loses nothing more, or nearly nothing."""
 # Not those that llama.cpp refuses without an importance matrix (tensor_requires_imatrix).
 TYPES: tuple[QuantType, ...] = (
     QuantType("F32", "F32", 32.0, "lossless; four times the size of Q8_0"),
@@ -112,13 +112,46 @@ def quant_type(text: str) -> QuantType:
     raise UsageError(f"There is no quantization {text.strip()[:40]!r}.", hint)
 
 
+class MatrixTypes(msgspec.Struct, frozen=True):
+    """Tensor types ("Q4_0") of the output matrix and of the token embeddings; "": those that llama.cpp chooses."""
+
+    output: str = ""
+    embedding: str = ""
+
+    def of(self, source: GGUFHeader) -> MatrixTypes:
+        """Return them for a source, of which llama.cpp takes a tied matrix for its embeddings; those of layers follow
+        the token embeddings. Raises UsageError: the source cannot have them, or the output would be slow here."""
+        table, is_tied = "token_embd.weight", source.output_matrix != "output.weight"
+        if is_tied and self.embedding:
+            raise UsageError(
+                f"{source.path.name} has one matrix for token embeddings and output (tied).",
+                "Set its type with --output-tensor-type alone.",
+            )
+        if self.output in scalar_types(engine_cpu()):
+            raise UsageError(f"{why_slow(self.output)}.", "Choose another type of the output matrix, such as Q4_0.")
+        made = MatrixTypes(self.output, self.output) if is_tied else self
+        kinds = {"output.weight": made.output, table: made.embedding, LAYER_TABLE: made.embedding}
+        for tensor in source.tensors:
+            kind = BY_NAME.get(kinds.get(tensor.name, ""))
+            if kind is not None and tensor.shape[0] % kind.block:
+                raise UsageError(
+                    f"{kind.name} has blocks of {kind.block} values, which do not divide the {tensor.shape[0]:,} in a "
+                    f"row of {tensor.name}.",
+                    "Choose a type with smaller blocks, such as Q4_0 or Q8_0.",
+                )
+        return made
+
+
+AUTO_TYPES = MatrixTypes()
+
 PART = ".quantizing"
 """Suffix until the file is complete. Not `.part`, which browsers use for downloads."""
 _MARGIN_BYTES = 1 << 20  # a forecast leaves out a few added metadata entries
 
 
-def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path) -> Path:
-    """Return `<model>-Q4_K_M.gguf` in `folder`: the source's name with its quantization and part number replaced."""
+def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: MatrixTypes = AUTO_TYPES) -> Path:
+    """Return `<model>-Q4_K_M.gguf` in `folder`: the source's name with its quantization and part number replaced, and
+    the types of its matrices before that (`<model>-output-Q4_0-Q4_K_M.gguf`)."""
     stem = source.path.stem
     if split_parts(source.path):
         stem = stem.rpartition("-of-")[0].rpartition("-")[0]
@@ -127,6 +160,8 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path) -> Path:
         if old and stem.upper().endswith(separator + old.upper()):
             stem = stem[: -len(old) - 1]
             break
+    for matrix, own in msgspec.structs.asdict(matrices).items():
+        stem += f"-{matrix}-{own}" if own else ""
     return folder / f"{stem}-{kind.name}.gguf"
 
 
@@ -201,27 +236,18 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"Cannot write {path}: {error.strerror}.", "Choose another folder or name.")
 
 
-class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True, tag="forecast"):
-    """Request: forecast quantizing `source` to the file type `number`, without reading its weights."""
+class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request: quantize `source` to the file type `number` and write `out`; "": only forecast it, without reading its
+    weights. `matrices` as of `MatrixTypes.of`; `keeps`: other tensors stay as they are. `requantize` allows tensors
+    that are already quantized."""
 
     source: str
     number: int
-
-
-class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="quantize"):
-    """Request: write `out`. `requantize` allows tensors that are already quantized."""
-
-    source: str
-    out: str
-    number: int
-    threads: int
+    out: str = ""
+    matrices: MatrixTypes = AUTO_TYPES
+    keeps: bool = False
+    threads: int = 1
     requantize: bool = False
-
-
-class ForecastResult(msgspec.Struct, frozen=True, kw_only=True, tag="forecast_result"):
-    """Answer: `types` of the tensors by name."""
-
-    types: dict[str, str]
 
 
 class TensorStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_started"):
@@ -231,11 +257,13 @@ class TensorStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_start
 
 
 class QuantizeFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """Answer: the file is written; the parent checks it."""
+    """Answer: the file is written, and the parent checks it; or what it would be: the `types` of its tensors by
+    name."""
+
+    types: dict[str, str] = {}
 
 
-Request = ForecastRequest | QuantizeRequest
-Answer = ForecastResult | TensorStarted | QuantizeFinished
+Answer = TensorStarted | QuantizeFinished
 
 
 class QuantizeProcess(LineProcess[Answer]):
@@ -309,12 +337,21 @@ async def source_header(source: Path) -> GGUFHeader:
     return header
 
 
-async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
-    """Forecast the model of `source` (from `source_header`) as `kind`. Raises QuantizeFailed: llama.cpp does not
-    support the architecture, or this type for it."""
-    await process.send(ForecastRequest(source=str(source.path), number=kind.number))
+def quantize_request(source: GGUFHeader, kind: QuantType, matrices: MatrixTypes = AUTO_TYPES) -> QuantizeRequest:
+    """Return the request to forecast the model of `source` (from `source_header`) as `kind`. Where it is of that type
+    already, only its `matrices` change. Raises UsageError: as `MatrixTypes.of`."""
+    keeps = matrices != AUTO_TYPES and source.quantization == kind.name
+    return QuantizeRequest(source=str(source.path), number=kind.number, matrices=matrices.of(source), keeps=keeps)
+
+
+async def forecast_type(
+    process: QuantizeProcess, source: GGUFHeader, kind: QuantType, matrices: MatrixTypes = AUTO_TYPES
+) -> Forecast:
+    """Forecast what `quantize_request` asks for. Raises QuantizeFailed: llama.cpp does not support the architecture, or
+    this type for it; UsageError: as `MatrixTypes.of`."""
+    await process.send(quantize_request(source, kind, matrices))
     answer = await process.receive()
-    if not isinstance(answer, ForecastResult) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
+    if not isinstance(answer, QuantizeFinished) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
         raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
     changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
     tensors: list[TensorInfo] = []

@@ -65,6 +65,9 @@ def test_another_place_and_the_types(half: Path, tmp_path: Path) -> None:
     assert run("models", "quantize", str(half), "Q6_K", str(out)).returncode == 2
     assert run("models", "quantize", str(half), "Q6_K", str(out), "--force").returncode == 0
     assert read_header(out).quantization == "Q6_K"
+    assert run("models", "quantize", str(half), "Q4_K_M", "--output-tensor-type", "q4_0").returncode == 0
+    made = {tensor.name: tensor.type for tensor in read_header(half.with_name("llama-output-Q4_0-Q4_K_M.gguf")).tensors}
+    assert (made["output.weight"], made["token_embd.weight"]) == ("Q4_0", "Q4_K")
     listed = {
         line.split()[0]: line.split()[2:] for line in run("models", "quantize", "--list").stdout.splitlines() if line
     }
@@ -79,6 +82,7 @@ def test_another_place_and_the_types(half: Path, tmp_path: Path) -> None:
         (["{half}", "Q4_K_M", "out.txt"], 2, ".gguf"),
         (["{half}", "Q4_K_M", "a" * 300 + ".gguf"], 2, "too long"),
         (["{half}", "IQ2_XXS"], 2, "importance matrix"),
+        (["{half}", "Q4_K_M", "--token-embedding-type", "Q4_X"], 2, "There is no quantization 'Q4_X'"),
         (["nowhere.gguf", "Q4_K_M"], 3, "no model"),
         (["/nowhere.gguf", "--list"], 3, "no file /nowhere.gguf"),
         (["{cut}", "Q4_K_M"], 4, "damaged"),

@@ -11,6 +11,7 @@ import pytest
 
 from cpuchat.base.errors import EngineMismatch
 from cpuchat.engine.llama import bindings
+from cpuchat.models import engine_version
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_engine_info_needs_no_model() -> None:
     info = bindings.engine_info()
-    assert info.version == bindings.PINNED_VERSION
+    assert info.version == engine_version.PINNED_VERSION
     assert len(info.llama_commit) >= 7
     assert info.pid == os.getpid()
     assert all(f.isidentifier() for f in info.features)
@@ -32,11 +33,20 @@ def test_another_version_or_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(EngineMismatch, match=r"llama-cpp-python is 0\.3\.99, expected 0\.3\.36"):
             bindings.check_layout()
     with monkeypatch.context() as patch:
-        patch.setitem(bindings._STRUCTS, "llama_context_params", (168, "ctx_other", 160))
+        patch.setitem(engine_version.STRUCTS, "llama_context_params", (168, "ctx_other", 160))
         with pytest.raises(EngineMismatch, match=r"llama_context_params is \(160, 152\), expected \(168, 160\)"):
             bindings.check_layout()
-    monkeypatch.setitem(bindings._CONTEXT_DEFAULTS, "n_ubatch", 1024)
-    with pytest.raises(EngineMismatch, match=r"llama_context_params\.n_ubatch is 512, expected 1024"):
+    with monkeypatch.context() as patch:
+        patch.setitem(engine_version.DEFAULTS["llama_context_params"], "n_ubatch", 1024)
+        with pytest.raises(EngineMismatch, match=r"llama_context_params\.n_ubatch is 512, expected 1024"):
+            bindings.check_layout()
+
+
+def test_another_llama_cpp_in_its_place_is_refused_before_it_fills_a_struct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLAMA_CPP_LIB_PATH names one: its default parameters may be longer than the room that they are written to."""
+    monkeypatch.setattr(bindings, "ggml_version", lambda: b"1.0.0")
+    monkeypatch.setattr(bindings.llama, "llama_context_default_params", lambda: pytest.fail("a struct was passed"))
+    with pytest.raises(EngineMismatch, match=r"ggml is 1\.0\.0, expected "):
         bindings.check_layout()
 
 

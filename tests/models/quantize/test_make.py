@@ -6,21 +6,27 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cpuchat.base.errors import UsageError
+from cpuchat.models.file_names import quantization_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.quantize.make import QuantizeProgress, quantize
 from cpuchat.models.quantize.types import (
     TYPES,
     Forecast,
+    MatrixTypes,
     QuantizeProcess,
     forecast_type,
     quant_type,
     source_header,
     suggested_path,
 )
+from cpuchat.models.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.models.quantize.jobs import copy, job, refused
+from tests.support.edited_gguf import edited
+from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
@@ -81,6 +87,39 @@ def test_a_source_with_another_alignment(tmp_path: Path) -> None:
     out = asyncio.run(quantize(job(source, tmp_path / "out.gguf", "Q8_0")))
     with Llama(out) as llama:
         assert len(llama.greedy([1, 2, 3], 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("tied", "types", "expected"),
+    [
+        (False, MatrixTypes(output="Q4_0"), {"output.weight": "Q4_0", "token_embd.weight": "Q4_K"}),
+        (False, MatrixTypes("Q8_0", "Q2_K"), {"output.weight": "Q8_0", "token_embd.weight": "Q2_K"}),
+        (True, MatrixTypes(output="Q4_0"), {"token_embd.weight": "Q4_0"}),
+    ],
+)
+def test_output_and_embeddings_get_types_of_their_own_and_nothing_else_does(
+    tmp_path: Path, tied: bool, types: MatrixTypes, expected: dict[str, str]
+) -> None:
+    source = write_model(tmp_path / "m-F16.gguf", replace(TINY_LLAMA, tied=tied), "F16")
+    plain = read_header(asyncio.run(quantize(job(source, tmp_path / "plain.gguf"))))
+    out = suggested_path(read_header(source), quant_type("Q4_K_M"), tmp_path, types)
+    made = read_header(asyncio.run(quantize(job(source, out, matrices=types))))
+    assert out.name.startswith("m-output-Q") and quantization_of(out.name) == made.quantization == "Q4_K_M"
+    usual = {tensor.name: tensor.type for tensor in plain.tensors}
+    assert {tensor.name: tensor.type for tensor in made.tensors} == usual | expected
+    with Llama(out) as llama:
+        assert len(llama.greedy([1, 2, 3], 2)) == 2
+
+
+def test_of_a_model_that_has_the_type_already_only_the_output_changes(tmp_path: Path) -> None:
+    """Publishers mix types in their own ways under the same name: nothing else is to lose quality twice."""
+    mixed = write_model(tmp_path / "mixed.gguf", TINY_LLAMA, "Q6_K")
+    source = edited(mixed, tmp_path / "m-Q4_K_M.gguf", {"general.file_type": quant_type("Q4_K_M").number})
+    out = asyncio.run(quantize(job(source, tmp_path / "out.gguf", matrices=MatrixTypes("Q4_0"), requantize=True)))
+    before, made = read_header(source), read_header(out)
+    assert made.quantization == before.quantization == "Q4_K_M"
+    types = {tensor.name: tensor.type for tensor in before.tensors}
+    assert {tensor.name: tensor.type for tensor in made.tensors} == types | {"output.weight": "Q4_0"}
 
 
 def test_types_by_name() -> None:

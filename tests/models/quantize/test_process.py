@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from cpuchat.base.errors import DiskFull, QuantizeFailed
-from cpuchat.models.quantize.types import ForecastRequest, QuantizeProcess
+from cpuchat.models.quantize.types import QuantizeProcess, QuantizeRequest
 
 pytestmark = pytest.mark.slow
 
-REQUEST = ForecastRequest(source="/models/model.gguf", number=15)
+REQUEST = QuantizeRequest(source="/models/model.gguf", number=15)
 
 
 async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import gguf as reference
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cpuchat.base.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
-from cpuchat.models.quantize.types import PART
+from cpuchat.models.quantize.types import PART, MatrixTypes
 from cpuchat.models.synthetic.model import write_model
 from tests.models.quantize.jobs import job, refused
 from tests.support.shapes import TINY_LLAMA
@@ -29,6 +31,26 @@ def test_a_coarse_source_needs_leave(tmp_path: Path) -> None:
     assert read_header(out).quantization == "Q3_K_M"
     fine = write_model(tmp_path / "fine.gguf", TINY_LLAMA, "Q8_0")
     assert asyncio.run(quantize(job(fine, tmp_path / "from-q8.gguf", "Q4_0"))).is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "types", "words"),
+    [
+        ({"tied": True}, MatrixTypes(embedding="Q4_0"), "one matrix for token embeddings and output (tied)"),
+        ({"tied": True}, MatrixTypes("Q4_0", "Q4_0"), "one matrix for token embeddings and output (tied)"),
+        ({"n_embd": 320}, MatrixTypes(output="Q4_K"), "do not divide the 320 in a row of output.weight"),
+        ({"n_embd": 320, "tied": True}, MatrixTypes(output="Q6_K"), "do not divide the 320 in a row of token_embd"),
+        ({"n_embd": 320}, MatrixTypes(embedding="Q4_K"), "do not divide the 320 in a row of token_embd.weight"),
+        ({}, MatrixTypes(output="Q2_0"), "Q2_0 has no SIMD kernel on this CPU"),
+    ],
+)
+def test_types_of_matrices_that_the_model_or_this_cpu_cannot_have(
+    changes: dict[str, Any], types: MatrixTypes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpuchat.models.quantize.types.scalar_types", lambda _: frozenset({"Q2_0"}))
+    source = write_model(tmp_path / "m-F16.gguf", replace(TINY_LLAMA, **changes), "F16")
+    error = refused(job(source, tmp_path / "out.gguf", "Q8_0", matrices=types), UsageError)
+    assert words in error.message and error.hint
 
 
 def test_nothing_is_overwritten_without_leave(half: Path, tmp_path: Path) -> None:
