@@ -5,6 +5,7 @@ Rows of lists, and details as labels and texts, the most important first. Names 
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -247,7 +248,7 @@ def lighter_output(expected: Expectation, draft: str, quantization: str) -> str:
     """Return how to make a draft model that reads less; "" where that saves little, or cannot be made."""
     if not expected.output_savings or all(kind.name != quantization for kind in TYPES):
         return ""
-    command = f"cpuchat models quantize {draft} {quantization} --output-tensor-type Q4_0"
+    command = f"cpuchat models quantize {shlex.quote(draft)} {quantization} --output-tensor-type Q4_0"
     return f"with its output in Q4_0 it reads {100 * expected.output_savings:.0f} % less per token: `{command}`"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from pathlib import Path
 
 import click
@@ -45,11 +44,12 @@ _EPILOG = f"""\b
 Examples:
   cpuchat models quantize ~/models/big-F16.gguf Q4_K_M
   cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
-  cpuchat models quantize draft-Q8_0.gguf Q4_K_M --output-tensor-type Q4_0
+  cpuchat models quantize draft-Q4_K_M.gguf Q4_K_M --output-tensor-type Q4_0
   cpuchat models quantize --list
 
 SOURCE is what --model takes. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
 Face cache it goes to the first of your folders, or to {shown(made_models_dir())}.
+Where SOURCE has TYPE already, only the matrices change whose types are given.
 OUT appears only once it is complete; Ctrl+C deletes the partial file."""
 
 
@@ -164,7 +164,7 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     if verdict.ok:
         header = read_model(other)
         expected = expected_pair(read_model(path), header, target_costs(path), machine_for(path, chosen))
-        lighter = lighter_output(expected, shlex.quote(draft), header.quantization)
+        lighter = lighter_output(expected, draft, header.quantization)
     if as_json:
         facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
