@@ -94,7 +94,7 @@ _SERVER_LOADS = "the server is loading the model"
 
 def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
     """Format the state line of a load; the percentage keeps its width. `skips`: Esc skips the calibration."""
-    share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
+    share = f"{int(100 * min(1.0, event.done / event.total)):3d} %" if event.total > 1 else ""  # one step has no share
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
@@ -208,11 +208,13 @@ def _cores(timings: Timings) -> str:
 
 
 def _speed_up(timings: Timings) -> str:
-    """`1.64× vs plain`, with ≈ where one answer does not tell which is faster."""
-    if timings.speed_up is None:
-        return ""
-    about = "" if of_answer(timings.speed_up).verdict in ("faster", "slower") else "≈"
-    return f"{about}{units.factor(timings.speed_up)} vs plain"
+    """`1.64× vs plain`."""
+    return "" if timings.speed_up is None else f"{times(timings.speed_up)} vs plain"
+
+
+def times(ratio: float) -> str:
+    """`1.64×`, with ≈ where one measurement does not tell which is faster."""
+    return f"{'' if of_answer(ratio).verdict in ('faster', 'slower') else '≈'}{units.factor(ratio)}"
 
 
 def _first_token(timings: Timings) -> str:
