@@ -15,6 +15,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.present.answers import kept_states, times
 from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import ago, bandwidth, gigabytes, plural, size
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cpuchat.models.kernels import MeasuredProducts
     from cpuchat.models.library.library import Library
     from cpuchat.telemetry.machine import Peak
+    from cpuchat.telemetry.meter import ChatFigures
 
 
 Row = tuple[str, str]
@@ -155,6 +157,13 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
     rows = [("model", f"{header.name} {header.quantization}"), (label, measured)]
     rows += [("predicted" if measured else label, predicted), *limit, ("needs", found.explained)]
     return [(label, clean_line(text)) for label, text in rows if text]
+
+
+def last_answer(figures: ChatFigures) -> list[Row]:
+    """Return the speed of the running or last answer, and which share of the cores it got; [] without one."""
+    rate, share = figures.tok_s.value, figures.cores_share
+    cores = "" if share is None else f" · cores {100 * share:.0f} % yours"
+    return [("last answer", f"{units.rate(rate)} tok/s{cores}")] if rate is not None else []
 
 
 def improvements(findings: Sequence[Finding], max_rows: int = 3) -> list[Row]:

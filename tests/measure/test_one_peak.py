@@ -186,7 +186,7 @@ SHOWN = {
                         "details": r"([\d.,]+ [kMG]B) per token · KV"},
     "memory": {"F12": NEEDED, "doctor": NEEDED, "show": NEEDED, "plan": NEEDED, "details": NEEDED},
     "cores": {"F12": IN_USE, "doctor": IN_USE, "why": r"threads (\d+) on ([\d,-]+)"},
-    "speed": {"all figures": r"average (\d[\d.,]*\d) tok/s", "F12": r"speed (\d[\d.,]*\d) tok/s plain"},
+    "speed": {"all figures": r"average (\d[\d.,]*\d) tok/s", "F12": r"last answer (\d[\d.,]*\d) tok/s"},
     "utilization": {"panel": r"memory (\d+) %", "all figures": r" (\d+) %"},
 }  # fmt: skip
 """What shows each figure, and how to read it there."""

@@ -206,7 +206,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             if path is None and (last := last_here(services.settings.model.last)):
                 path = services.library.resolve(last)
             if path is not None:
-                return tuple(machine.model_rows(path, services.settings, services.library, loaded))
+                answered = machine.last_answer(self._conversation.figures()) if loaded is not None else []
+                name, *rows = machine.model_rows(path, services.settings, services.library, loaded) or [("", "")]
+                return tuple(row for row in (name, *answered, *rows) if row[1])
         return ()
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
