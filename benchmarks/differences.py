@@ -37,9 +37,10 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.results import ASKED, GAIN, MOST_ROUNDS
 from cpuchat.compare.figures import asked_after
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.measure.difference import WRONG, Difference, compare, of_answer, rounds_for
+from cpuchat.measure.difference import WRONG, Difference, compare, rounds_for
 from cpuchat.measure.turns import has_scattered, in_order
 from cpuchat.models.library.library import Library
+from cpuchat.present.machine import TYPES_TOLD
 from cpuchat.protocol.messages import LoadOptions, Measure, Measured
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 from cpuchat.tune.tuner import search
@@ -164,7 +165,7 @@ def kernels(noise: Noise, seed: int, gain: float) -> list[str]:
                 measured[side].append(next(factors))
         disturbed = any(one[1] for side in measured for one in side)
         theirs, ours = (max(rate for rate, _ in side) for side in measured)
-        found.append("disturbed" if disturbed else of_answer((1 + gain) * ours / theirs).verdict)
+        found.append("disturbed" if disturbed else compare([theirs], [(1 + gain) * ours], asked=TYPES_TOLD).verdict)
     return found
 
 

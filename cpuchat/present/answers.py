@@ -208,13 +208,11 @@ def _cores(timings: Timings) -> str:
 
 
 def _speed_up(timings: Timings) -> str:
-    """`1.64× vs plain`."""
-    return "" if timings.speed_up is None else f"{times(timings.speed_up)} vs plain"
-
-
-def times(ratio: float) -> str:
-    """`1.64×`, with ≈ where one measurement does not tell which is faster."""
-    return f"{'' if of_answer(ratio).verdict in ('faster', 'slower') else '≈'}{units.factor(ratio)}"
+    """`1.64× vs plain`, with ≈ where one answer does not tell which is faster."""
+    if timings.speed_up is None:
+        return ""
+    about = "" if of_answer(timings.speed_up).verdict in ("faster", "slower") else "≈"
+    return f"{about}{units.factor(timings.speed_up)} vs plain"
 
 
 def _first_token(timings: Timings) -> str:

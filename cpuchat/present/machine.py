@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.present.answers import kept_states, times
+from cpuchat.measure.difference import compare
+from cpuchat.present.answers import kept_states
 from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry import units
@@ -409,6 +410,10 @@ def kernel_words(engine: EngineInfo) -> str:
     return "llama.cpp's (cpuchat's are for x86 with AVX2)"
 
 
+TYPES_TOLD = 2
+"""Questions that the types of weights of a model count as: of most, one or two are large."""
+
+
 def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, MeasuredProducts]) -> str:
     """Return which kernels multiply how much of a model, and at what rate with one token, as measured of `products`.
 
@@ -428,6 +433,8 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
         if (found := products.get(kind)) is not None and not found.disturbed:
             rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
             peak = f" of {bandwidth(model.peak_read)}" if model.peak_read else ""
-            words += f": {bandwidth(rates[used])}{peak} GB/s, {times(rates[used] / rates[other])} {other}"
+            told = compare([rates[other]], [rates[used]], asked=TYPES_TOLD)
+            about = "" if told.verdict in ("faster", "slower") else "≈"
+            words += f": {bandwidth(rates[used])}{peak} GB/s, {about}{units.factor(told.ratio)} {other}"
         parts.append(words)
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"
