@@ -9,9 +9,10 @@ of a machine that others use too, one in two phases (another program computes ha
 machine that grows slower. Of traces it is known, as in use, when threads waited for a core. "A round 2 %": what one
 round tells scatters by 2 %, and so a measurement by less; all other figures are of one measurement. The thresholds were
 chosen with normal noise of other seeds; all the rest was not looked at.
-A run of `tune` is six choices with two to six candidates; of `compare`, up to five rounds of a prompt, looked at after
-each; of `bench --diff`, twelve figures at two times, of three rounds and of nine. `--record` records the traces anew,
-of the demo, in three minutes.
+A run of `tune` is six choices with two to six candidates; of modules, its choice among four CPU modules alone; of `why`
+and F12, what they say of three tensor types by the kernels' rates that a load measured; of `compare`, up to five rounds
+of a prompt, looked at after each; of `bench --diff`, twelve figures at two times, of three rounds, of nine, and of as
+many as runs of three rounds ask for. `--record` records the traces anew, of the demo, in three minutes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import asyncio
 import json
 import math
 import random
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,12 +34,13 @@ from common import RESULTS
 
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
-from cpuchat.bench.results import ASKED
+from cpuchat.bench.results import ASKED, GAIN, MOST_ROUNDS
 from cpuchat.compare.figures import asked_after
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.measure.difference import WRONG, compare
-from cpuchat.measure.turns import has_drifted, in_order
+from cpuchat.measure.difference import WRONG, Difference, compare, rounds_for
+from cpuchat.measure.turns import has_scattered, in_order
 from cpuchat.models.library.library import Library
+from cpuchat.present.machine import TYPES_TOLD
 from cpuchat.protocol.messages import LoadOptions, Measure, Measured
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 from cpuchat.tune.tuner import search
@@ -45,6 +48,10 @@ from cpuchat.tune.tuner import search
 TRACES = Path(__file__).parent / "noise.json"
 CHOICES = (6, 3, 2, 4, 3, 3)
 """Candidates of each choice of a run of `tune`."""
+MODULES = 3
+"""CPU modules beside the one in use, of which `tune` times at most so many."""
+TYPES, TYPE_ROUNDS = 3, 3
+"""Tensor types of a model, and rounds in which a load measures each in 0.4 s."""
 ROUNDS, FIGURES = 5, 12
 N_RECORDED, SECONDS, PHASE = 300, 0.25, 30
 GAINS: Final = (0.03, 0.05, 0.1)
@@ -83,8 +90,8 @@ def traced(rates: list[tuple[float, float]], drift: float = 0.0) -> Noise:
     return noise
 
 
-def tune(noise: Noise, seed: int, gain: float) -> list[str]:
-    """Verdicts of a run in which one candidate of each choice is so much faster."""
+def tune(choices: Sequence[int], noise: Noise, seed: int, gain: float) -> list[str]:
+    """Verdicts of a run of so many candidates of each choice, in which one of each is so much faster."""
     factors = noise(random.Random(seed))
 
     async def measure(candidate: int) -> dict[str, float]:
@@ -93,7 +100,7 @@ def tune(noise: Noise, seed: int, gain: float) -> list[str]:
         both = 2 * prefill * decode / (prefill + decode)
         return {"overall": both, "decode": decode, "prefill": prefill, "text 0": decode}
 
-    found = [_result(search(measure, 0, list(range(1, 1 + n)))) for n in CHOICES]
+    found = [_result(search(measure, 0, list(range(1, 1 + n)))) for n in choices]
     return [one.verdict if not gain or one.best == 1 else "another" for one in found]
 
 
@@ -119,8 +126,19 @@ def side_by_side(noise: Noise, seed: int, gain: float) -> list[str]:
     return verdicts if not gain else verdicts[-1:] or ["disturbed"]
 
 
+def advised(noise: Noise, seed: int, gain: float) -> list[str]:
+    """The verdicts on two benchmarks of as many rounds as two of three rounds ask for."""
+    scatter = statistics.median(found.error for found, _ in two_runs(3, noise, seed, gain)) * math.sqrt(1.5)
+    return benches(rounds_for(GAIN, scatter, ASKED * FIGURES, MOST_ROUNDS) or MOST_ROUNDS, noise, ~seed, gain)
+
+
 def benches(rounds: int, noise: Noise, seed: int, gain: float) -> list[str]:
-    """The verdicts on two benchmarks, each of which measures all figures in every round."""
+    found = two_runs(rounds, noise, seed, gain)
+    return ["disturbed" if disturbed else one.verdict for one, disturbed in found]
+
+
+def two_runs(rounds: int, noise: Noise, seed: int, gain: float) -> list[tuple[Difference, bool]]:
+    """Compare two benchmarks, each of which measures all figures in every round; whether other programs ran, too."""
     dice = random.Random(seed)
     runs: list[list[list[tuple[float, bool]]]] = []
     for factors in (noise(dice), noise(dice)):
@@ -129,22 +147,36 @@ def benches(rounds: int, noise: Noise, seed: int, gain: float) -> list[str]:
             for figure in in_order(measured, number):
                 figure.append(next(factors))
         runs.append(measured)
-    found: list[str] = []
+    found: list[tuple[Difference, bool]] = []
     for both in zip(*runs, strict=True):
         a, b = ([rate for rate, _ in side] for side in both)
-        disturbed = any(one[1] for side in both for one in side) or any(
-            has_drifted(min(one), max(one)) for one in (a, b)
-        )
-        verdict = compare(a, [rate * (1 + gain) for rate in b], asked=ASKED * FIGURES, apart=True).verdict
-        found.append("disturbed" if disturbed else verdict)
+        disturbed = any(one[1] for side in both for one in side) or has_scattered(a) or has_scattered(b)
+        found.append((compare(a, [rate * (1 + gain) for rate in b], asked=ASKED * FIGURES, apart=True), disturbed))
+    return found
+
+
+def kernels(noise: Noise, seed: int, gain: float) -> list[str]:
+    """What `why` and F12 say of cpuchat's kernels against llama.cpp's: of each type the best of some rounds in turn."""
+    factors, found = noise(random.Random(seed)), list[str]()
+    for _ in range(TYPES):
+        measured: tuple[list[tuple[float, bool]], ...] = ([], [])
+        for number in range(TYPE_ROUNDS):
+            for side in in_order((0, 1), number):
+                measured[side].append(next(factors))
+        disturbed = any(one[1] for side in measured for one in side)
+        theirs, ours = (max(rate for rate, _ in side) for side in measured)
+        found.append("disturbed" if disturbed else compare([theirs], [(1 + gain) * ours], asked=TYPES_TOLD).verdict)
     return found
 
 
 RUNS: Final[dict[str, tuple[Callable[[Noise, int, float], list[str]], float]]] = {
-    "tune": (tune, math.sqrt(1.5)),
+    "tune": (partial(tune, CHOICES), math.sqrt(1.5)),
+    "modules": (partial(tune, (MODULES,)), math.sqrt(1.5)),
+    "kernels in why and F12": (kernels, math.sqrt(2)),
     "compare": (side_by_side, math.sqrt(2)),
     "bench --diff": (partial(benches, 3), math.sqrt(2)),
     "bench --diff, 9 rounds": (partial(benches, 9), math.sqrt(2)),
+    "bench --diff, rounds asked for": (advised, math.sqrt(2)),
 }
 """What a run is, and how many times as much as a measurement one round scatters."""
 

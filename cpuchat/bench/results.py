@@ -4,6 +4,7 @@ and spreads of each cell's rounds, with llama-bench's field names.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -24,8 +25,8 @@ from cpuchat.config.settings import Settings
 from cpuchat.hardware.bandwidth.theoretical import theoretical
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.topology import read_topology
-from cpuchat.measure.difference import Difference, Verdict, compare
-from cpuchat.measure.turns import has_drifted
+from cpuchat.measure.difference import Difference, Verdict, compare, rounds_for
+from cpuchat.measure.turns import has_scattered
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import content_sha256
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -139,9 +140,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noisy(self) -> bool:
-        """The rounds differ by more than 10 %, or other programs used the cores."""
-        rates = [one.rate for one in self.samples]
-        return bool(rates) and (has_drifted(min(rates), max(rates)) or any(one.disturbed for one in self.samples))
+        """The rounds scatter by more than 10 %, or other programs used the cores."""
+        return has_scattered([one.rate for one in self.samples]) or any(one.disturbed for one in self.samples)
 
     @property
     def drafts_off(self) -> DraftsOff | None:
@@ -253,6 +253,8 @@ def read_report(file: Path) -> Report:
 ASKED: Final = 1.25
 """Questions that a figure counts as: some more, as many rounds of a machine that scatters by 3 % outweigh what is
 assumed of the noise but slowly."""
+GAIN, MOST_ROUNDS = 0.05, 30
+"""The difference, as a share, that users look for, and the most rounds that are asked for to find it."""
 REGRESSION: int = 1
 """Exit code of `cpuchat bench --diff` when a figure is slower."""
 Figure = Literal["decode", "prefill"]
@@ -276,6 +278,14 @@ class SpeedDifference(msgspec.Struct, frozen=True, kw_only=True):
         return "noisy" if self.old.noisy or self.new.noisy else self.difference.verdict
 
 
+class Resolution(NamedTuple):
+    """What runs of so many rounds tell of most figures: the `smallest` difference that they show in nine of ten runs,
+    as a share, and how many `rounds` of both runs show `GAIN` (None: more than `MOST_ROUNDS`)."""
+
+    smallest: float
+    rounds: int | None
+
+
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """All differences, and the cells that only one of the benchmarks has measured."""
 
@@ -286,6 +296,17 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def regressed(self) -> bool:
         return any(one.verdict == "slower" for one in self.differences)
+
+    @property
+    def resolution(self) -> Resolution | None:
+        """Return what these runs can tell; None where other programs ran."""
+        found = [one for one in self.differences if not (one.old.noisy or one.new.noisy)]
+        if not found:
+            return None
+        n_rounds = min(len(one.rates(each.figure)) for each in found for one in (each.old, each.new))
+        scatter = statistics.median(one.difference.error for one in found) * math.sqrt(n_rounds / 2)
+        rounds = rounds_for(GAIN, scatter, ASKED * len(found), MOST_ROUNDS)
+        return Resolution(statistics.median(one.difference.smallest for one in found), rounds)
 
 
 def compare_reports(old: Report, new: Report) -> Diff:

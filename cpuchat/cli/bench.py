@@ -40,7 +40,7 @@ Each cell is warmed up and measured in at least 3 rounds; every other round runs
 prints what was measured. Markdown goes to standard output, progress to standard error.
 
 With --diff, OLD and NEW are files that --json wrote. A difference counts if it exceeds 2 % and what such rounds differ
-by; at 2 % of noise, 5 % takes 9 rounds.
+by; where that cannot be told, it says what the rounds could have shown, and how many show 5 %.
 
 Exit codes: 1 slower than before (--diff), 2 wrong usage or settings, 3 no such model, {MeasureFailed.exit_code} some
 cells were not measured, {Interrupted.exit_code} stopped by Ctrl+C."""
@@ -120,13 +120,16 @@ def bench(
     cells = cells_of(models, workloads(prompts, tokens, pp, tg, depth or [0]), chosen, library, **given)
     check_placements(cells, chosen)
     found, failed = run_bench(lambda tell: Bench(cells, rounds, chosen, tell=tell))
+    from cpuchat.bench.results import GAIN, compare_reports
     from cpuchat.bench.results import as_json as as_report
-    from cpuchat.present.bench import markdown
+    from cpuchat.present import bench as words
 
     if as_json:
         print_json(as_report(found))
+        if (told := compare_reports(found, found).resolution) is not None and told.smallest > GAIN:
+            TerminalOutput().note(f"Compared with --diff, {words.resolution(told)}.")
     else:
-        click.echo("\n".join(markdown(found)))
+        click.echo("\n".join(words.markdown(found)))
     return failed
 
 
@@ -180,6 +183,7 @@ def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
             for one in found.differences
         ]
         rest = {name: msgspec.to_builtins(getattr(found, name)) for name in ("only_old", "only_new")}
+        rest["resolution"] = found.resolution._asdict() if found.resolution is not None else None
         print_json({"regressed": found.regressed, "differences": facts, **rest})
     else:
         click.echo("\n".join(diff_lines(found, old.environment, new.environment)))

@@ -153,7 +153,8 @@ def doctor(as_json: bool) -> int:
     from cpuchat.hardware.diagnostics import examine, gather_facts
     from cpuchat.measure.peak import known_of
     from cpuchat.models.gguf.header import model_size
-    from cpuchat.present.machine import page, page_json
+    from cpuchat.models.library.library import Library
+    from cpuchat.present.machine import Row, model_rows, page, page_json
 
     chosen = laid_over({})
     topology = read_topology(ROOT)
@@ -162,11 +163,12 @@ def doctor(as_json: bool) -> int:
         engine = asyncio.run(engine_info(chosen.engine.cpu_module))
     except CpuchatError as error:
         engine_error = error
-    name, size, setup = "", 0, chosen.engine
+    name, size, model, setup = "", 0, list[Row](), chosen.engine
     if chosen.model.last:
         with contextlib.suppress(CpuchatError, OSError):
             path = model_path(None, chosen)
             name, size = path.name, model_size(path)
+            model = model_rows(path, chosen, Library(chosen.model.folders))
     spec = PlacementSpec(setup.cores, memory_policy=setup.memory_policy, threads=setup.threads)
     facts = gather_facts(
         spec, model=name, model_bytes=size, engine=engine, engine_error=engine_error, topology=topology,
@@ -174,8 +176,8 @@ def doctor(as_json: bool) -> int:
     )  # fmt: skip
     findings = examine(facts)
     if as_json:
-        print_json(page_json(facts, findings))
+        print_json(page_json(facts, findings, model))
     else:
-        for line in page(facts, findings, columns()):
+        for line in page(facts, findings, columns(), model):
             click.echo(line)
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0

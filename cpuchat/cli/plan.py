@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,8 +39,10 @@ _ALL = "all"  # machines, for --on
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users.")
 @click.argument("model", required=False)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
-@click.option("--draft", metavar="MODEL", help="A draft model.")
-@click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
+@click.option("--draft", metavar="MODEL", help="A draft model; default: as a load takes it, else one of the catalog.")
+@click.option(
+    "--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: as set, else 8192."
+)
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
 @click.option(
@@ -73,11 +76,11 @@ def plan(
     if list_machines:
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
-    workload, folders = _workload(**values), chosen.model.folders
-    here = models_here(catalog, folders)
+    values["ctx"] = values["ctx"] or chosen.engine.n_ctx
+    workload, options, here = _workload(**values), chosen.load_options(), models_here(catalog, chosen)
     if model is None:
         on, target = _machine(machine, chosen), values["tok_s"]
-        found = catalog_plans(on, catalog, workload, here)
+        found = catalog_plans(on, catalog, workload, here, options)
         if target is not None:
             found = [one for one in found if one.tok_s is not None and one.tok_s.value >= target]
         if as_json:
@@ -91,15 +94,16 @@ def plan(
             f"{words.doubt(on(None, None))}"
         )
         return None
-    wanted = find_model(model, catalog, folders)
-    drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
+    wanted = find_model(model, catalog, chosen)
+    drafting = find_model(draft, catalog, chosen) if draft is not None else usual_draft(wanted, catalog, here, chosen)
+    plan_on = functools.partial(make_plan, model=wanted, workload=workload, draft=drafting, options=options)
     if machine == _ALL:
-        plans = fastest_first(make_plan(one, wanted, workload, draft=drafting) for one in _every_machine())
+        plans = fastest_first(map(plan_on, _every_machine()))
         if as_json:
             return print_json(msgspec.to_builtins(plans))
         click.echo(f"{wanted.name} {wanted.quantization}, the fastest machine first\n")
         return echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
-    planned = make_plan(_machine(machine, chosen)(wanted, drafting), wanted, workload, draft=drafting)
+    planned = plan_on(_machine(machine, chosen)(wanted, drafting))
     if as_json:
         return print_json(msgspec.to_builtins(planned))
     click.echo(clean_line(words.title(planned)))

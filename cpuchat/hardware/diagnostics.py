@@ -84,10 +84,12 @@ def gather_facts(
     kernel: Kernel | None = None,
     refused: Callable[[str], str] = refused_policy,
     known: Callable[..., Peaks] = lambda *_, **__: NO_PEAKS,
+    counts: bool = True,
     root: Path = ROOT,
 ) -> DiagnosticFacts:
     """Read what can be read, without measuring anything. Never raises for what is unknown. `kernel`: replaces the
     kernel's calls in tests, as `refused` does for memory policies. `known` tells the peaks, as `measure.peak.known_of`.
+    `counts`: counters are tried.
     """
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
@@ -98,7 +100,7 @@ def gather_facts(
     except CpuchatError as error:
         problems = {"cores": str(error)}
     cpus, policy = (placement.cpus, placement.memory_policy.words) if placement is not None else ((), "")
-    counter, power = counter_states(topology, root, kernel)
+    counter, power = counter_states(topology, root, kernel) if counts else (_UNTRIED, _UNTRIED)
     info, load = meminfo(root), read_text(root / "proc/loadavg").split(" ")[0]
     return DiagnosticFacts(
         topology=topology,
@@ -138,6 +140,10 @@ class Finding:
     title: str
     evidence: str
     fix: str = ""
+
+
+UNVERIFIED: Final = "Virtual machine: the topology is unverified"
+"""The title of what nobody can do anything about from inside."""
 
 
 def cores(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -190,7 +196,7 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
     if machine.virtual:
         evidence = f"{machine.virtual}; reports {machine.cores_words}, {machine.nps_words}"
         fix = "Rely on `cpuchat probe`; on the host, pin virtual CPUs to dedicated cores."
-        yield Finding("advice", "Virtual machine: the topology is unverified", evidence, fix)
+        yield Finding("advice", UNVERIFIED, evidence, fix)
 
 
 def knobs(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -263,7 +269,9 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     if limit is None:
         return
     share = measured / limit.bytes_per_s
-    of = f"{measured / 1e9:.1f} of {limit.bytes_per_s / 1e9:.1f} GB/s ({100 * share:.0f} %, {peak.source})"
+    of = (
+        f"{units.bandwidth(measured)} of {units.bandwidth(limit.bytes_per_s)} GB/s ({100 * share:.0f} %, {peak.source})"
+    )
     evidence = f"{of}; {limit.source}"
     wanted = sum(core.kind != "efficient" for core in facts.topology.cores)
     # A part of the machine has a part of the links to memory.
@@ -274,7 +282,7 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:
         n = len(facts.topology.fabric_links)
         words = f"the {n} fabric links of its L3 groups carry" if n > 1 else "the fabric link of its L3 group carries"
-        yield Finding("ok", "read bandwidth", f"{evidence}; {words} {links / 1e9:.0f} GB/s at most")
+        yield Finding("ok", "read bandwidth", f"{evidence}; {words} {units.bandwidth(links)} GB/s at most")
     elif whole and share < _GOOD_SHARE:
         fix = f"Measure on an idle machine; then look for empty channels and slow modules (`{MODULES}`) and for NPS1."
         yield Finding("advice", "The read bandwidth is far below the theoretical peak", evidence, fix)

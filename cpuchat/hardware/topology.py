@@ -190,8 +190,6 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     online = tuple(sorted({*online, *mine}))
     notes: list[str] = []
     virtual = sysfs.hypervisor(root, info.flags)
-    if virtual:
-        notes.append(f"Virtual machine ({virtual}): L3 groups and NUMA nodes may differ from the host's.")
     running = set(online)
     nodes = tuple(node._replace(cpus=tuple(cpu for cpu in node.cpus if cpu in running)) for node in sysfs.nodes(root))
     if not any(node.cpus for node in nodes):  # the kernel knows of none

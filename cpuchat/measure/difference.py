@@ -22,6 +22,7 @@ WRONG: Final = 0.02
 _PRIOR, _PRIOR_ALONE = 2, 3
 """Measurements that these count like: with fewer than that, their own scatter is hardly known. More would find more,
 and be wrong more often on a machine whose rounds scatter by 3 %."""
+_NINE_OF_TEN, _SAFELY = (statistics.NormalDist().inv_cdf(share) for share in (0.9, 0.95))
 _HOPE: Final = 1.5
 """Standard errors within which a ratio is believed to be where nothing is at stake."""
 
@@ -54,6 +55,11 @@ class Difference:
         if abs(log) > max(self.needed, math.log1p(MATTERS)):
             return "faster" if log > 0 else "slower"
         return "same" if abs(log) + _HOPE * self.error < math.log1p(MATTERS) else "noisy"
+
+    @property
+    def smallest(self) -> float:
+        """Return the smallest true gain, as a share, that such measurements show in nine of ten runs."""
+        return math.expm1(self.needed + _NINE_OF_TEN * self.error)
 
     @property
     def may_gain(self) -> bool:
@@ -97,6 +103,18 @@ def compare(
     squares = _squares(ratios) / 1.5 + sum((after - before) ** 2 for before, after in pairwise(first)) / 2
     degrees = (m - 1) + 2 * m // 3  # a part of both is the same
     return found(_mean(ratios), squares, 2 * m - 1, (2 * m - 0.5) / m**2, degrees)
+
+
+def rounds_for(gain: float, scatter: float, asked: float, most: int) -> int | None:
+    """Return how many measurements of both, at different times, show a true `gain` in 19 of 20 runs where each scatters
+    by `scatter` (both as shares); None: more than `most`. In fewer, as few tell of the scatter itself. `asked` as of
+    `compare`."""
+    for n in range(2, most + 1):
+        degrees = _PRIOR + 2 * n - 2
+        error = math.sqrt((_PRIOR * NOISE**2 + (2 * n - 2) * scatter**2) / degrees * 2 / n)
+        if _quantile(asked, degrees) * error + _SAFELY * scatter * math.sqrt(2 / n) <= math.log1p(gain):
+            return n
+    return None
 
 
 def of_answer(ratio: float) -> Difference:

@@ -33,6 +33,13 @@ def has_drifted(before: float, after: float) -> bool:
     return max(before, after) > (1 + DRIFT) * min(before, after)
 
 
+def has_scattered(rates: Sequence[float]) -> bool:
+    """Return whether rates of the same differ so, one in five of the fastest and of the slowest left out: of many, some
+    do on any machine."""
+    ranked, n_left_out = sorted(rates), len(rates) // 5
+    return bool(ranked) and has_drifted(ranked[n_left_out], ranked[-1 - n_left_out])
+
+
 class Rounds:
     """What was measured of a rival, and of the anchor around it or at the same time; `difference` compares a figure."""
 

@@ -37,7 +37,7 @@ from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.roofline import Reach
-from cpuchat.telemetry.units import gigabytes
+from cpuchat.telemetry.units import bandwidth
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
     if peak is None:
         return machine
     share = 100 * usual().decode["here"].value
-    source = f"{share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
+    source = f"{share:.0f} % of {bandwidth(peak.bytes_per_s)}, {peak.source}; passes not measured"
     costs = costs_here(cpus, policy.words if policy is not None else "", peak.bytes_per_s, root)
     return msgspec.structs.replace(
         machine,

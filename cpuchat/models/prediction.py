@@ -81,12 +81,14 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
 
     `scalar_type` is the tensor type that most of it has, if this CPU computes that without vector instructions, which
     is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
-    tokens in the context; `tok_s` is None if not known. `basis` says what the speed is based on, or why there is none.
+    tokens in the context; `tok_s` is None if not known, as `limit_tok_s`, which reading memory allows, is where no
+    bandwidth was measured or caches hold the weights. `basis` says what the speed is based on, or why there is none.
     `context_that_fits` is the longest context in tokens (0: not even a short one, or not known).
     """
 
     bytes_per_token: int
     tok_s: float | None = None
+    limit_tok_s: float | None = None
     basis: str = ""
     scalar_type: str = ""
     context_that_fits: int = 0
@@ -212,10 +214,13 @@ def _judged(
     cost = pass_cost(machine.profile, work, 1, n_past)
     rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
     own = f"; × {1 / factor:.2f} by passes of its own" if abs(factor - 1) > _MUCH else ""
-    basis = f"{rate} GB/s ({machine.source}) ÷ {gigabytes(found.bytes_per_token)} GB per token; "
+    basis = f"{rate} GB/s ({machine.source}) ÷ {units.size(found.bytes_per_token)} per token; "
     basis += units.takes(cost.limit, cost.limit_share) + own
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
-    return msgspec.structs.replace(found, tok_s=1 / (factor * cost.seconds), basis=basis)
+    is_limited = not machine.estimated and work.weight_bytes > machine.cache_bytes
+    reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
+    limit = reads / found.bytes_per_token if is_limited else None
+    return msgspec.structs.replace(found, tok_s=1 / (factor * cost.seconds), limit_tok_s=limit, basis=basis)
 
 
 def spare_bytes(total: float) -> int:

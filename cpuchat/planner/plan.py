@@ -42,8 +42,9 @@ from cpuchat.models import kernels
 from cpuchat.models.catalog import PACE, Catalog, CatalogModel, match_local
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import WORTH, gain
+from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
-from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, kv_by_window, kv_cells, plan_memory
+from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import TunedMachine, this_machine
@@ -56,6 +57,7 @@ from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry.machine import ROUGH
 
+_DEFAULTS, _OPTIONS = Settings(), LoadOptions()
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
 MAX_BYTES = 1 << 20
@@ -265,27 +267,27 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
         return sum(nbytes * kv_cells(window, n_ctx, n_ubatch) for window, nbytes in self.kv_rows.items())
 
 
-def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
+def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> PlannedModel:
     """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size.
 
-    With its quantization behind a colon: `70b:Q4_K_M`. `folders`: of the settings, where models are looked for.
+    With its quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded.
 
     Raises:
         UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
         ModelDamaged, ModelUnsupported: it is a file that cannot be read.
     """
     text = wanted.strip()
-    if (whole := _known(text, "", catalog, folders)) is not None:  # names may have blanks, paths colons
+    if (whole := _known(text, "", catalog, chosen)) is not None:  # names may have blanks, paths colons
         return whole
     name, quantization, problem = text, "", None
     try:
         name, quantization = _divided(text)
     except UsageError as error:  # or it is a name of Ollama's: `qwen3:8b`
         problem = error
-    if quantization and (planned := _known(name, quantization, catalog, folders)) is not None:
+    if quantization and (planned := _known(name, quantization, catalog, chosen)) is not None:
         return planned
     try:
-        return from_header(read_model(Library(folders).resolve(text)))
+        return from_header(read_model(Library(chosen.model.folders).resolve(text)), options=chosen.load_options())
     except ModelNotFound:
         if problem is not None:
             raise problem from None
@@ -294,7 +296,7 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     words = _words(name) or {name}
     found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
     if len(found) == 1:
-        return models_here(catalog, folders, quantization).get(found[0].id) or from_catalog(found[0], quantization)
+        return models_here(catalog, chosen, quantization).get(found[0].id) or from_catalog(found[0], quantization)
     if found:
         raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
     ids = [*_SIZES, *(entry.id for entry in catalog.models)]
@@ -305,20 +307,22 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     )
 
 
-def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
+def _known(name: str, quantization: str, catalog: Catalog, chosen: Settings) -> PlannedModel | None:
     """Return the catalog model with that id or name, its file here if there is one, or a usual size; None: neither."""
     wanted = name.lower()
     entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
     if entry is not None:
-        return models_here(catalog, folders, quantization).get(entry.id) or from_catalog(entry, quantization)
-    return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in _SIZES else None
+        return models_here(catalog, chosen, quantization).get(entry.id) or from_catalog(entry, quantization)
+    if wanted not in _SIZES:
+        return None
+    return from_header(header_of(name, quantization or USUAL), name.upper(), chosen.load_options())
 
 
-def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = "") -> dict[str, PlannedModel]:
+def models_here(catalog: Catalog, chosen: Settings, quantization: str = "") -> dict[str, PlannedModel]:
     """Return the catalog's models whose files are on this machine, by id: with that quantization, or any, the usual one
     first. Reads their headers."""
     files = [
-        (entry, one) for one in Library(folders).local_models()
+        (entry, one) for one in Library(chosen.model.folders).local_models()
         if one.damaged is None and quantization in ("", one.quantization)
         and (entry := match_local(catalog, one)) is not None
     ]  # fmt: skip
@@ -327,7 +331,7 @@ def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = ""
     for entry, one in files:
         if entry.id not in found:
             with contextlib.suppress(CpuchatError):  # a file that changed just now
-                found[entry.id] = from_header(read_model(one.path), entry.name)
+                found[entry.id] = from_header(read_model(one.path), entry.name, chosen.load_options())
     return found
 
 
@@ -344,17 +348,19 @@ def _divided(text: str) -> tuple[str, str]:
     return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
 
 
-def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
-    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights; ModelUnsupported."""
+def from_header(header: GGUFHeader, name: str = "", options: LoadOptions = _OPTIONS) -> PlannedModel:
+    """Return the model of `header` (of `read_model`), loaded with `options`. Raises UsageError: it has no weights;
+    ModelUnsupported."""
     check_supported(header)
     if header.n_params < _TOO_SMALL:
         raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
+    rows = kv_by_window(header, options.type_k, options.type_v)
     return PlannedModel(
         name=name or header.name,
         quantization=header.quantization,
         size=header.size,
-        work=model_work(header, alike=ALIKE),
-        kv_rows={window: float(nbytes) for window, nbytes in kv_by_window(header).items()},
+        work=model_work(header, options, alike=ALIKE),
+        kv_rows={window: float(nbytes) for window, nbytes in rows.items()},
         n_ctx_train=header.n_ctx_train,
         exact=True,
         path=str(header.path) if header.path.is_file() else "",
@@ -523,17 +529,20 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    machine: MachineSpec, model: PlannedModel, workload: PlannedWorkload, *, draft: PlannedModel | None = None
+    machine: MachineSpec,
+    model: PlannedModel,
+    workload: PlannedWorkload,
+    *,
+    draft: PlannedModel | None = None,
+    options: LoadOptions = _OPTIONS,
 ) -> CapacityPlan:
-    """Plan `model` on `machine`."""
+    """Plan `model` on `machine`, loaded with `options`."""
     total, n_ctx = 1e9 * machine.memory_gb.value, workload.n_ctx
     if n_ctx == PlannedWorkload().n_ctx:  # as a load chooses it
         n_ctx = max(min(n_ctx, model.n_ctx_train or n_ctx), workload.n_prompt + workload.n_answer)
     available = round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total)
-    need, draft_need = _need(machine, model, n_ctx, available), None
-    if draft is not None:
-        kv = draft.kv_bytes(min(n_ctx, draft.n_ctx_train or n_ctx))
-        draft_need = MemoryNeed(weights=round(draft.size), repack=0, kv=round(kv), compute=0)
+    options = msgspec.structs.replace(options, n_ctx=n_ctx)
+    need, draft_need = _need(machine, model, options, available), _draft_need(machine, draft, options)
     memory = MemoryFit(need=need, draft_need=draft_need, available=available, total_memory=round(total))
     each = memory.need.kv + (draft_need.kv if draft_need is not None else 0)
     plan = CapacityPlan(
@@ -582,10 +591,11 @@ def make_plan(
     return plan
 
 
-def _need(machine: MachineSpec, model: PlannedModel, n_ctx: int, available: int) -> MemoryNeed:
+def _need(machine: MachineSpec, model: PlannedModel, options: LoadOptions, available: int) -> MemoryNeed:
     """Return the memory of a model: of a file on this machine as the lists have it."""
+    n_ctx = options.n_ctx
     if machine.id == HERE and model.path:
-        return plan_memory(read_model(Path(model.path)), LoadOptions(n_ctx=n_ctx), available)[0]
+        return plan_memory(read_model(Path(model.path)), options, available)[0]
     return MemoryNeed(
         weights=round(model.size - model.work.on_disk),
         repack=0,
@@ -593,6 +603,16 @@ def _need(machine: MachineSpec, model: PlannedModel, n_ctx: int, available: int)
         compute=round(PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS)),
         n_ctx=n_ctx,
     )
+
+
+def _draft_need(machine: MachineSpec, draft: PlannedModel | None, options: LoadOptions) -> MemoryNeed | None:
+    """Return the memory of a draft model, as `_need`."""
+    if draft is None:
+        return None
+    if machine.id == HERE and draft.path:
+        return draft_memory(read_model(Path(draft.path)), options, options.n_ctx)
+    kv = draft.kv_bytes(min(options.n_ctx, draft.n_ctx_train or options.n_ctx))
+    return MemoryNeed(weights=round(draft.size), repack=0, kv=round(kv), compute=0)
 
 
 def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range:
@@ -628,13 +648,17 @@ MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]
 
 
 def catalog_plans(
-    machine_for: MachineFor, catalog: Catalog, workload: PlannedWorkload, here: Mapping[str, PlannedModel] = NONE_HERE
+    machine_for: MachineFor,
+    catalog: Catalog,
+    workload: PlannedWorkload,
+    here: Mapping[str, PlannedModel] = NONE_HERE,
+    options: LoadOptions = _OPTIONS,
 ) -> list[CapacityPlan]:
     """Return a plan for each chat model of the catalog, in its usual quantization, that fits the machine, the fastest
     first; those of `here` (`models_here`) are planned by their files."""
     chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
     models = [here.get(entry.id) or from_catalog(entry) for entry in chat]
-    plans = [make_plan(machine_for(model, None), model, workload) for model in models]
+    plans = [make_plan(machine_for(model, None), model, workload, options=options) for model in models]
     return fastest_first(plan for plan in plans if plan.tok_s is not None)
 
 
@@ -644,9 +668,18 @@ def fastest_first(plans: Iterable[CapacityPlan]) -> list[CapacityPlan]:
 
 
 def usual_draft(
-    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = NONE_HERE
+    target: PlannedModel,
+    catalog: Catalog,
+    here: Mapping[str, PlannedModel] = NONE_HERE,
+    chosen: Settings | None = None,
 ) -> PlannedModel | None:
-    """Return the best draft model that the catalog has for one of its models, if any. `here` as of `catalog_plans`."""
+    """Return the draft model that a load of a file here takes by the settings `chosen`, else the best that the catalog
+    has for one of its models, if any. `here` as of `catalog_plans`."""
+    if target.path and chosen is not None:
+        wanted, library = chosen.speculation.wanted_draft, Library(chosen.model.folders)
+        path, _ = choose_draft(Path(target.path), wanted, library, strict=False)
+        if path is not None and path != Path(target.path):  # it may contain its head
+            return from_header(read_model(path), options=chosen.load_options())
     entry = next((one for one in catalog.models if one.name == target.name), None)
     drafts = catalog.drafts_of(entry) if entry is not None else []
     return next((here.get(one.id) or from_catalog(one) for one in drafts if one.sizes), None)

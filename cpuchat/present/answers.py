@@ -94,7 +94,7 @@ _SERVER_LOADS = "the server is loading the model"
 
 def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
     """Format the state line of a load; the percentage keeps its width. `skips`: Esc skips the calibration."""
-    share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
+    share = f"{int(100 * min(1.0, event.done / event.total)):3d} %" if event.total > 1 else ""  # one step has no share
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, Setup
-from cpuchat.bench.results import Diff, Environment, Report, Result
+from cpuchat.bench.results import GAIN, Diff, Environment, Report, Resolution, Result
 from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
@@ -172,6 +172,12 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
     return f"[{'█' * filled}{'░' * (_BAR - filled)}] {done} of {total}{left} · {clean_line(what)}"
 
 
+def resolution(told: Resolution) -> str:
+    """`such runs show differences from 12 % on; to find 5 %, run both with --rounds 11`."""
+    again = f"run both with --rounds {told.rounds}" if told.rounds else "measure both sides in one run"
+    return f"such runs show differences from {100 * told.smallest:.0f} % on; to find {100 * GAIN:.0f} %, {again}"
+
+
 DIFF_HEADINGS = (
     "model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "±", "",
 )  # fmt: skip
@@ -204,6 +210,8 @@ def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
         total = units.plural(len(diff.differences), "figure")
         verdict = f"Of {total}, {' and '.join(found)} by more than the rounds scatter."
     lines += ["", verdict]
+    if (told := diff.resolution) is not None and any(one.verdict == "noisy" for one in diff.differences):
+        lines.append(f"Too noisy to tell: {resolution(told)}.")
     if old.build != new.build:
         lines.append(f"Engine before: {old.build}; now: {new.build}.")
     if old.cpu != new.cpu:

@@ -5,27 +5,32 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
+from cpuchat.measure.difference import compare
 from cpuchat.present.answers import kept_states
+from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
-from cpuchat.telemetry.units import ago, gigabytes, plural, size
+from cpuchat.telemetry.units import ago, bandwidth, gigabytes, plural, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
-    from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
     from cpuchat.measure.peak import ReadBandwidth
     from cpuchat.models.kernels import MeasuredProducts
+    from cpuchat.models.library.library import Library
     from cpuchat.telemetry.machine import Peak
+    from cpuchat.telemetry.meter import ChatFigures
 
 
 Row = tuple[str, str]
@@ -40,7 +45,8 @@ class Now:
     """The state that changes while the hardware screen is open. None and "" are "unknown".
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
-    are on in the settings. `passes` as of `passes_measured`, "" while that is being read.
+    are on in the settings. `passes` as of `passes_measured` and `speed` as of `model_rows` are empty while they are
+    being read.
     """
 
     model: ModelInfo | None = None
@@ -52,9 +58,10 @@ class Now:
     passes: str = ""
     cpu_module: str = ""
     kernels: str = ""
+    speed: tuple[Row, ...] = ()
 
 
-def title(facts: MachineFacts) -> str:
+def title(facts: DiagnosticFacts) -> str:
     """`EPYC 9354P · 1 socket · NPS1 · 12 × 4800 MT/s`."""
     topology, memory = facts.topology, facts.theoretical
     parts = [topology.cpu_name, topology.sockets_words]
@@ -67,47 +74,107 @@ def title(facts: MachineFacts) -> str:
     return " · ".join(parts)
 
 
-def rows(facts: MachineFacts, now: Now) -> list[Row]:
+def rows(facts: DiagnosticFacts, now: Now) -> list[Row]:
     """Return all rows of the hardware screen about the machine and the worker on it."""
+    from cpuchat.hardware.diagnostics import examine
+
     topology, model = facts.topology, now.model
-    total, allowed = len(topology.cores), len(topology.allowed_cores)
-    target, draft = (set(model.cpus), set(model.draft_cpus) - set(model.cpus)) if model else (set[int](), set[int]())
-    words = [plural(total, "core")]
-    if target:
-        counts = [sum(not cpus.isdisjoint(core.cpus) for core in topology.cores) for cpus in (target, draft)]
-        used = f"{counts[0]} + {counts[1]} for the draft model" if draft else f"{counts[0]}"
-        words = [f"{used} of {plural(total, 'core')} in use"]
-    if allowed < total:
-        words.append(f"{allowed} allowed for this process")
-    if topology.quota is not None:
-        words.append(f"cgroup CPU quota: {topology.quota:g}")
-    if len(topology.l3_groups) > 1:
-        sizes = {group.size for group in topology.l3_groups}
-        size = f" × {sizes.pop() >> 20} MB" if len(sizes) == 1 and 0 not in sizes else ""
-        words.append(f"{len(topology.l3_groups)} L3 groups{size}")
-    if topology.smt:
-        twice = sum(len((target | draft).intersection(core.cpus)) > 1 for core in topology.cores)
-        smt = "SMT unused" if target else "SMT"
-        words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
+    huge_pages = next((knob.state for knob in facts.knobs if knob.name == "huge pages"), "")
     policy, (traffic, power) = "no worker running", _counted(now)
     if now.engine is not None:
         policy = now.engine.memory_policy or "local"
         refused = now.engine.policy_refused
         policy += f" · requested policy rejected: {refused}" if refused else ""
     found = [
-        ("cores", " · ".join(words)),
+        ("cores", cores_in_use(topology, *((model.cpus, model.draft_cpus) if model is not None else ()))),
+        *now.speed,
         ("read bandwidth", read_bandwidth(facts)),
-        *([("passes", now.passes)] if now.passes else []),
         ("theoretical peak", theoretical_peak(topology, facts.theoretical)),
+        *improvements(examine(facts)),
+        ("memory", memory_words(topology, facts.available)),
         ("weights", _weights(now)),
+        *([("passes", now.passes)] if now.passes else []),
         *([("CPU module", now.cpu_module)] if now.cpu_module else []),
         *([("kernels", now.kernels)] if now.kernels else []),
         *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
-        ("memory policy", policy + (f" · huge pages {facts.huge_pages}" if facts.huge_pages else "")),
+        ("memory policy", policy + (f" · huge pages {huge_pages}" if huge_pages else "")),
         ("memory traffic", traffic),
         ("power", power),
     ]
     return found + [("" if number else "note", note) for number, note in enumerate(topology.notes)]
+
+
+def cores_in_use(topology: Topology, target: Collection[int] = (), draft: Collection[int] = ()) -> str:
+    """`8 of 8 cores in use, CPUs 0-7 · 2 L3 groups × 16 MB · SMT unused`: by logical CPUs of the model and its draft
+    model; none: what there is."""
+    from cpuchat.hardware.lists import format_cpu_list
+
+    total, allowed, rest = len(topology.cores), len(topology.allowed_cores), {*draft} - {*target}
+    words = [plural(total, "core")]
+    if target:
+        used = f"{topology.n_cores(target)}{f' + {topology.n_cores(rest)} for the draft model' if rest else ''}"
+        words = [f"{used} of {plural(total, 'core')} in use, CPUs {format_cpu_list({*target, *rest})}"]
+    if allowed < total:
+        words.append(f"{allowed} allowed for this process")
+    if topology.quota is not None:
+        words.append(f"cgroup CPU quota: {topology.quota:g}")
+    sizes, n_groups = {group.size for group in topology.l3_groups}, len(topology.l3_groups)
+    size = f"{sizes.pop() >> 20} MB" if len(sizes) == 1 and 0 not in sizes else ""
+    groups = f"{n_groups} L3 groups{f' × {size}' if size else ''}"
+    words += [groups] if n_groups > 1 else [f"L3 {size}"] if size else []
+    if topology.smt:
+        twice = sum(len({*target, *rest}.intersection(core.cpus)) > 1 for core in topology.cores)
+        smt = "SMT unused" if target else "SMT"
+        words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
+    return " · ".join(words)
+
+
+def memory_words(topology: Topology, available: int) -> str:
+    """`540 GB, 512 GB available · node 0 270, node 1 270 GB · cgroup memory limit: 64.0 GB`."""
+    words = [f"{gigabytes(topology.memory_total)} GB, {gigabytes(available)} GB available"]
+    if len(nodes := [node for node in topology.nodes if node.memory]) > 1:
+        words.append(", ".join(f"node {node.number} {gigabytes(node.memory)}" for node in nodes) + " GB")
+    if topology.memory_limit is not None:
+        words.append(f"cgroup memory limit: {gigabytes(topology.memory_limit)} GB")
+    return " · ".join(words)
+
+
+def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> list[Row]:
+    """Return how fast a model was here, is predicted to be and can be at most, and its memory; [] where its file cannot
+    be read. `loaded` counts as unloaded. Reads files."""
+    from cpuchat.models.drafts.choice import predict_load
+    from cpuchat.models.gguf.header import model_files, read_model
+    from cpuchat.models.library.usage import usage_of, usages
+    from cpuchat.models.machine import TunedMachine, this_machine
+
+    try:
+        header, tuned = read_model(path), TunedMachine(settings, this_machine(settings, loaded=loaded), loaded)
+        found, _ = predict_load(header, tuned, library)
+        used = usage_of(usages(), model_files(path))
+    except (CpuchatError, OSError):
+        return []
+    measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
+    (label, predicted), *limit = speed_rows(found, tuned.of(path).at_least)
+    rows = [("model", f"{header.name} {header.quantization}"), (label, measured)]
+    rows += [("predicted" if measured else label, predicted), *limit, ("needs", found.explained)]
+    return [(label, clean_line(text)) for label, text in rows if text]
+
+
+def last_answer(figures: ChatFigures) -> list[Row]:
+    """Return the speed of the running or last answer, and which share of the cores it got; [] without one."""
+    rate, share = figures.tok_s.value, figures.cores_share
+    cores = "" if share is None else f" · cores {100 * share:.0f} % yours"
+    return [("last answer", f"{units.rate(rate)} tok/s{cores}")] if rate is not None else []
+
+
+def improvements(findings: Sequence[Finding], max_rows: int = 3) -> list[Row]:
+    """Return what would help by the findings, the worst first, a row each."""
+    from cpuchat.hardware.diagnostics import UNVERIFIED
+
+    found = [f"{one.title}. {one.fix}" for one in findings if one.level != "ok" and one.title != UNVERIFIED]
+    if len(found) > max_rows:
+        found[max_rows - 1 :] = [f"{found[max_rows - 1]} · {len(found) - max_rows} more: `cpuchat doctor`"]
+    return [("" if number else "would help", text) for number, text in enumerate(found)]
 
 
 _R = TypeVar("_R", "Peak", "ReadBandwidth")
@@ -123,17 +190,17 @@ def measured_sets(all_cores: _R, one_core: _R | None = None, l3_group: _R | None
     return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", all_cores)]
 
 
-def read_bandwidth(facts: MachineFacts | DiagnosticFacts) -> str:
-    """`1 core 25.3, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
+def read_bandwidth(facts: DiagnosticFacts) -> str:
+    """`1 core 25, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
     peak, known = facts.peaks.all_cores, facts.peaks
     if peak is None:
         return "not measured: `cpuchat probe` measures it (about 30 s)"
     if peak.estimated:
-        return f"≈{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} (`cpuchat probe`, 30 s)"
+        return f"≈{bandwidth(peak.bytes_per_s)} GB/s · {peak.source} (`cpuchat probe`, 30 s)"
     sets = measured_sets(peak, known.one_core, known.l3_group)
     if len(sets) == 1 and len(peak.cpus) > 1:
-        return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
-    words = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in sets)
+        return f"{bandwidth(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
+    words = ", ".join(f"{name} {bandwidth(one.bytes_per_s)}" for name, one in sets)
     share = share_of_peak(peak, facts.theoretical)
     of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
     rough = "at least: `cpuchat probe` measures it again" if any(one.at_least for _, one in sets) else ""
@@ -186,7 +253,7 @@ def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str
     from cpuchat.hardware.bandwidth.theoretical import MODULES
 
     if theoretical is not None:
-        return f"{gigabytes(theoretical.bytes_per_s)} GB/s · {theoretical.source} (installed modules: {MODULES})"
+        return f"{bandwidth(theoretical.bytes_per_s)} GB/s · {theoretical.source} (installed modules: {MODULES})"
     if topology.virtual:
         return "n/a: memory modules are not visible in a virtual machine"
     return f"n/a: only root can read the memory modules ({MODULES})"
@@ -211,7 +278,7 @@ def _counted(now: Now) -> tuple[str, str]:
         return "opening counters…", "opening counters…"
     traffic = f"estimated · {sample.no_bandwidth or 'no counter available'}"
     if (found := sample.bandwidth) is not None:
-        traffic = f"{gigabytes(found.total):>5} GB/s now · {found.source}, whole machine"
+        traffic = f"{bandwidth(found.total):>4} GB/s now · {found.source}, whole machine"
     power = f"n/a: {sample.no_power or 'no sensor available'}"
     if sample.power is not None:
         power = f"{sample.power.watts:5.1f} W · {sample.power.source}, CPU packages without DRAM"
@@ -222,8 +289,8 @@ WIDTH = 100
 _LABEL = 10
 
 
-def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) -> list[str]:
-    """Format the page in lines of at most `width` characters; the worst finding comes first."""
+def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH, model: Sequence[Row] = ()) -> list[str]:
+    """Format the page in lines of at most `width` characters; the worst finding comes first. `model` as of `about`."""
 
     def wrap(text: str, first: str = "", rest: str = "  ") -> list[str]:
         return textwrap.wrap(
@@ -231,7 +298,7 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) ->
         )
 
     lines = wrap(facts.topology.name)
-    for label, text in about(facts):
+    for label, text in about(facts, model):
         lines += wrap(text, f"{label:<{_LABEL}} ", " " * (_LABEL + 1))
     level = ""
     for finding in findings:
@@ -263,16 +330,9 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) ->
     return lines
 
 
-def about(facts: DiagnosticFacts) -> list[Row]:
-    """Return the machine and how it is used, one row each."""
-    from cpuchat.hardware.lists import format_cpu_list
-
-    limit = facts.topology.memory_limit
-    memory = [f"{gigabytes(facts.topology.memory_total)} GB, {gigabytes(facts.available)} GB available"]
-    if limit is not None:
-        memory.append(f"cgroup memory limit: {gigabytes(limit)} GB")
-    memory.append(f"theoretical peak: {theoretical_peak(facts.topology, facts.theoretical)}")
-    wanted = facts.spec
+def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
+    """Return the machine and how it is used, one row each; `model` as of `model_rows`."""
+    wanted, peak = facts.spec, theoretical_peak(facts.topology, facts.theoretical)
     chosen = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory_policy}"]
     chosen += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
     if facts.model:
@@ -282,7 +342,7 @@ def about(facts: DiagnosticFacts) -> list[Row]:
     policy = facts.problems.get("memory_policy", "n/a")
     if used is not None:
         notes = " ".join(("", *used.notes))
-        cores = f"{len(used.cpus)} in use, CPUs {format_cpu_list(used.cpus)}. {used.reason}{notes}"
+        cores = f"{cores_in_use(facts.topology, used.cpus, used.draft_cpus)}. {used.reason}{notes}"
         policy = f"memory policy {used.memory_policy.words}: {used.policy_reason}"
     version = f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
     if engine is not None:
@@ -292,8 +352,9 @@ def about(facts: DiagnosticFacts) -> list[Row]:
     traffic, power = (one.value or f"n/a: {one.why}" for one in (facts.counter, facts.power))
     return [
         ("cores", cores),
-        ("memory", " · ".join(memory)),
-        ("bandwidth", read_bandwidth(facts)),
+        ("memory", memory_words(facts.topology, facts.available)),
+        *model,
+        ("bandwidth", f"{read_bandwidth(facts)} · theoretical peak: {peak}"),
         ("NUMA", f"{facts.topology.nps_words} · {policy}"),
         ("counters", f"memory traffic: {traffic} · power: {power}"),
         ("engine", version),
@@ -301,12 +362,12 @@ def about(facts: DiagnosticFacts) -> list[Row]:
     ]
 
 
-def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]:
+def page_json(facts: DiagnosticFacts, findings: list[Finding], model: Sequence[Row] = ()) -> dict[str, Any]:
     """Return the page as JSON: `about` is its upper half; the rest are figures in bytes and bytes per second."""
     machine, engine, peak = facts.topology, facts.engine, facts.peaks.all_cores
     return {
         "machine": machine.name,
-        "about": dict(about(facts)),
+        "about": dict(about(facts, model)),
         "virtual": machine.virtual,
         "container": facts.container,
         "cpus": list(facts.placement.cpus) if facts.placement is not None else None,
@@ -349,10 +410,14 @@ def kernel_words(engine: EngineInfo) -> str:
     return "llama.cpp's (cpuchat's are for x86 with AVX2)"
 
 
+TYPES_TOLD = 2
+"""Questions that the types of weights of a model count as: of most, one or two are large."""
+
+
 def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, MeasuredProducts]) -> str:
     """Return which kernels multiply how much of a model, and at what rate with one token, as measured of `products`.
 
-    `cpuchat Q4_K 626 MB: 25.2 of 26.9 GB/s, 1.9× llama.cpp; llama.cpp Q8_0 141 MB: 24.1 of 26.9 GB/s, 1.1× cpuchat`.
+    `cpuchat Q4_K 626 MB: 25 of 27 GB/s, 1.92× llama.cpp; llama.cpp Q8_0 141 MB: 24 of 27 GB/s, ≈1.07× cpuchat`.
     """
     from cpuchat.models.kernels import TYPES
 
@@ -367,7 +432,9 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
         words = f"{used} {kind} {size(one.bytes)}"
         if (found := products.get(kind)) is not None and not found.disturbed:
             rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
-            peak = f" of {gigabytes(model.peak_read)}" if model.peak_read else ""
-            words += f": {gigabytes(rates[used])}{peak} GB/s, {rates[used] / rates[other]:.1f}× {other}"
+            peak = f" of {bandwidth(model.peak_read)}" if model.peak_read else ""
+            told = compare([rates[other]], [rates[used]], asked=TYPES_TOLD)
+            about = "" if told.verdict in ("faster", "slower") else "≈"
+            words += f": {bandwidth(rates[used])}{peak} GB/s, {about}{units.factor(told.ratio)} {other}"
         parts.append(words)
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"

@@ -299,6 +299,22 @@ def speed_with_basis(prediction: Prediction | None) -> str:
     return f"{predicted_speed(prediction) or 'n/a'}: {prediction.basis.removeprefix('≈ ')}"
 
 
+def measured_speed(plain: float, drafted: float) -> str:
+    """`29.4 tok/s plain, 41.0 with drafts: measured in the last chat`; "" where nothing was measured (0)."""
+    more = f", {units.rate(drafted)} with drafts" if drafted else ""
+    return f"{units.rate(plain)} tok/s plain{more}: measured in the last chat" if plain else ""
+
+
+def speed_rows(prediction: Prediction, at_least: bool = False) -> Rows:
+    """Return the predicted speed and the limit, each with what it is based on. `at_least`: of the bandwidth."""
+    rows, limit = [("speed", speed_with_basis(prediction))], prediction.limit_tok_s
+    if limit is not None:
+        gbs, more = units.bandwidth(limit * prediction.bytes_per_token), " or more" if at_least else ""
+        per_token = units.size(prediction.bytes_per_token)
+        rows.append(("limit", f"{units.rate(limit)} tok/s{more} without drafts: {gbs} GB/s ÷ {per_token} per token"))
+    return rows
+
+
 def context(prediction: Prediction) -> str:
     """`8k tokens (up to 32k fit)`; "" when unknown."""
     n_ctx, more = prediction.need.n_ctx, prediction.context_that_fits

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cpuchat.telemetry import units
-from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.usual import Figure
@@ -19,13 +19,15 @@ Lines = list[tuple[str, str]]
 """Labels and texts."""
 
 
-def rates(figure: Range | None) -> str:
-    """`6.3 (5.3–7.2)`; "n/a" when unknown."""
-    return "n/a" if figure is None else f"{units.about(figure.value)} ({_span(figure)})"
+def rates(figure: Range | None, words: Callable[[float], str] = units.about) -> str:
+    """`6.3 (5.3–7.2)`; one number where it is certain; "n/a" when unknown."""
+    if figure is None:
+        return "n/a"
+    return words(figure.value) + (f" ({_span(figure, words)})" if figure.low < figure.high else "")
 
 
-def _span(figure: Range) -> str:
-    return f"{units.about(figure.low)}–{units.about(figure.high)}"
+def _span(figure: Range, words: Callable[[float], str] = units.about) -> str:
+    return f"{words(figure.low)}–{words(figure.high)}"
 
 
 def seconds(figure: Range) -> str:
@@ -50,12 +52,13 @@ def lines(plan: CapacityPlan) -> Lines:
         return [*found, ("tok/s", f"n/a: {plan.why_not}")]
     assert plan.ttft_s is not None  # all figures are there when one is
     machine = plan.machine
-    per_token, sign = gigabytes(plan.bytes_per_token), "≈" if doubt(machine) else "≤"
+    per_token, sign = units.size(round(plan.bytes_per_token)), "≈" if doubt(machine) else "≤"
+    reading, computing = (rates(one, units.rate) for one in (plan.memory_ceiling, plan.compute_ceiling))
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
         (
             "",
-            f"{_decoding(machine)} ÷ {per_token} GB per token; {units.takes(plan.limit, plan.limit_share)}",
+            f"{_decoding(machine)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}",
         ),
         (
             "first token",
@@ -63,7 +66,7 @@ def lines(plan: CapacityPlan) -> Lines:
         ),
         (
             "ceilings",
-            f"reading {sign} {rates(plan.memory_ceiling)}, computing {sign} {rates(plan.compute_ceiling)} tok/s",
+            f"reading {sign} {reading}, computing {sign} {computing} tok/s",
         ),
     ]
     found += [*_draft_lines(plan), *_shared(plan)]
@@ -78,10 +81,14 @@ def _decoding(machine: MachineSpec) -> str:
     """`250 to 340 GB/s of 367`; `8 to 26 GB/s of 20 (10–30)` of an estimate, unless passes say more than that."""
     low, high, read = machine.decode_gbs("low"), machine.decode_gbs("high"), machine.read_gbs
     if low >= read.at("high") or (machine.fitted is not None and read.basis != "measured"):
-        return f"{low:.0f} to {high:.0f} GB/s"
-    span = f" ({read.low:.0f}–{read.high:.0f})" if read.low else " or more"
+        return f"{_gbs(low)} to {_gbs(high)} GB/s"
+    span = f" ({_gbs(read.low)}–{_gbs(read.high)})" if read.low and read.high else " or more"
     about = span if machine.free_gb is not None and read.high else ""
-    return f"{low:.0f} to {min(high, read.at('high')):.0f} GB/s of {read.value:.0f}{about}"
+    return f"{_gbs(low)} to {_gbs(min(high, read.at('high')))} GB/s of {_gbs(read.value)}{about}"
+
+
+def _gbs(value: float) -> str:
+    return units.bandwidth(1e9 * value)
 
 
 def doubt(machine: MachineSpec) -> str:
@@ -141,7 +148,7 @@ def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
 def machine_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
     code = next((one for one in plan.drafted if one.acceptance == CODE), None)
-    cells = (plan.machine.name, f"{plan.machine.read_gbs.value:.0f} GB/s")
+    cells = (plan.machine.name, f"{_gbs(plan.machine.read_gbs.value)} GB/s")
     if plan.tok_s is None or plan.users is None:
         return (*cells, plan.verdict, "", "", "")
     return (
@@ -165,7 +172,7 @@ def machine_figures(machine: MachineSpec) -> Lines:
     ]
     found = [(name, _figure(one, unit)) for name, one, unit in figures if one is not None]
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
-    found.append(("decoding reads", f"{low:.0f}–{high:.0f} GB/s ({machine.decode_source})"))
+    found.append(("decoding reads", f"{_gbs(low)}–{_gbs(high)} GB/s ({machine.decode_source})"))
     return found
 
 

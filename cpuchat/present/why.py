@@ -151,7 +151,7 @@ def about(facts: SettingFacts, environment: Environment) -> list[tuple[str, str]
     engine, peak = environment.engine, facts.peak
     return [
         ("Machine", f"{environment.machine}, {units.size(environment.memory_bytes)}"),
-        *([("Bandwidth", f"{units.gigabytes(peak.bytes_per_s)} GB/s read, {peak.source}")] if peak else []),
+        *([("Bandwidth", f"{units.bandwidth(peak.bytes_per_s)} GB/s read, {peak.source}")] if peak else []),
         ("Model", f"{facts.model.name} {facts.model.quantization}"),
         ("Engine", f"llama.cpp {engine.llama_commit}, {' '.join(engine.features)}"),
         ("Date", f"{environment.date}, cpuchat {environment.cpuchat}, Linux {environment.kernel}"),

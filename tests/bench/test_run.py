@@ -26,7 +26,7 @@ from cpuchat.bench.run import Bench
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
-from cpuchat.present.bench import notes
+from cpuchat.present.bench import diff_lines, notes
 from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
 from tests.support.terminal import Terminal
@@ -189,6 +189,22 @@ def test_differences_need_more_than_the_scatter_of_undisturbed_rounds() -> None:
     nothing = [Sample(seconds=1.0, decode=0.0)] * 3  # of answers of one token
     cell = msgspec.structs.replace(before.results[0], samples=tuple(nothing))
     assert not compare_reports(before, msgspec.structs.replace(before, results=(cell,))).differences
+
+
+def test_runs_that_leave_something_open_say_what_they_could_show_and_how_many_rounds_show_5_percent() -> None:
+    few, gained = [100.0, 102.0, 98.0], [105.0, 107.1, 102.9]
+    found = compare_reports(made_report(*few), made_report(*gained))
+    assert [one.verdict for one in found.differences] == ["noisy"]
+    told, saved = found.resolution, compare_reports(*2 * (made_report(*few),)).resolution
+    assert told is not None and saved is not None and saved.rounds == told.rounds
+    assert told.smallest == pytest.approx(saved.smallest) and told.smallest > 0.05
+    assert told.rounds is not None and 3 < told.rounds < 15
+    (line,) = (one for one in diff_lines(found, *2 * (made_report(*few).environment,)) if "Too noisy" in one)
+    assert line.endswith(f"to find 5 %, run both with --rounds {told.rounds}.")
+    both = (rates * told.rounds for rates in (few, gained))
+    more = compare_reports(*(made_report(*rates[: told.rounds]) for rates in both))
+    assert more.differences[0].verdict == "faster"
+    assert compare_reports(made_report(*few, disturbed=True), made_report(*gained)).resolution is None
 
 
 def test_answers_of_one_token_are_not_compared_with_plain_ones() -> None:

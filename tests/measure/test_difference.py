@@ -13,7 +13,7 @@ import pytest
 
 import tests
 from cpuchat.compare.figures import asked_after
-from cpuchat.measure.difference import MATTERS, WRONG, Verdict, compare, of_answer
+from cpuchat.measure.difference import MATTERS, WRONG, Verdict, compare, of_answer, rounds_for
 from cpuchat.measure.turns import in_order
 
 TRACES: dict[str, list[tuple[float, float]]] = json.loads(
@@ -44,6 +44,16 @@ def test_a_difference_is_believed_that_is_beyond_the_noise_and_matters(
     assert verdict not in ("faster", "slower") or not low <= 1 <= high
     if len(a) == len(b):
         assert compare(b, a).ratio == pytest.approx(1 / found.ratio)
+
+
+@pytest.mark.parametrize("scatter", [0.01, 0.02])
+def test_so_many_measurements_show_a_gain(scatter: float) -> None:
+    n, dice, found = rounds_for(0.05, scatter, 15, 30), random.Random(1), 0
+    assert n is not None and rounds_for(0.1, scatter, 15, 30) < n and rounds_for(0.05, scatter, 15, n - 1) is None  # type: ignore[operator]
+    for _ in range(200):
+        a, b = ([rate * math.exp(dice.gauss(0, scatter)) for _ in range(n)] for rate in (20.0, 21.0))
+        found += compare(a, b, asked=15, apart=True).verdict == "faster"
+    assert found / 200 > 0.88
 
 
 def test_one_answer_tells_what_is_beyond_the_noise_of_its_passes() -> None:

@@ -1,25 +1,31 @@
-"""Everything that shows the read bandwidth, or what follows from it, shows the same of one state of this machine."""
+"""Everything that shows a figure of this machine or of a model on it shows the same of one state, as text too."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cpuchat.bench.why import gather
+from cpuchat.config import settings
 from cpuchat.config.settings import Settings
+from cpuchat.costs.model import ALIKE
 from cpuchat.hardware.diagnostics import gather_facts
-from cpuchat.hardware.machine import MachineReader
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import ReadBandwidth, keep, known_of, with_peak
 from cpuchat.models.catalog import estimates, load_catalog
 from cpuchat.models.costs import CostLog
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library import usage
 from cpuchat.models.machine import reach_of, this_machine
 from cpuchat.models.prediction import estimate
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import ThisMachine
 from cpuchat.present.answers import roofline_json
 from cpuchat.present.machine import Now, page_json, rows
@@ -29,11 +35,18 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import after_answer
-from cpuchat.telemetry.units import gigabytes
+from cpuchat.telemetry.units import bandwidth
+from cpuchat.tui.chat.telemetry import TelemetryPanel
+from cpuchat.tui.hardware.screen import HardwareScreen, MachineReader
+from tests.cli.program import run
 from tests.costs.made_up import probe, two_cores
 from tests.hardware.counters.simulated import Simulated
 from tests.models.library.test_usage import answer, info
+from tests.support.chat_app import RunningApp, running
 from tests.support.costs import work_of_size
+from tests.support.machines import OnMachine
+from tests.support.models_screen import about, opened
+from tests.support.scripted_backend import answer as said
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +64,7 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
     panel = meter.figures().roofline
     summary = roofline_json(after_answer(loaded, timings, reach_of(model, POLICY)))
-    screen = MachineReader(known=known_of).facts()
+    screen = MachineReader().facts(PlacementSpec())
     doctor = gather_facts(kernel=Simulated().calls, refused=lambda _: "", known=known_of)
     engine = EngineInfo(version="1", pid=os.getpid(), memory_policy=POLICY)
     machine = this_machine(Settings())
@@ -66,8 +79,8 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     }
     found["plan"] = round(1e9 * ThisMachine(Settings()).of().read_gbs.value, 3)
     shown = dict(rows(screen, Now()))["read bandwidth"]
-    assert gigabytes(machine.peak) in shown and ("at least" in shown) == machine.at_least
-    assert (f"≈{gigabytes(machine.peak)}" in shown) == machine.estimated
+    assert bandwidth(machine.peak) in shown and ("at least" in shown) == machine.at_least
+    assert (f"≈{bandwidth(machine.peak)}" in shown) == machine.estimated
     assert machine.peak_source == page["peak_source"]
     assert (page["peak_read"] is None) == machine.estimated
     if not machine.estimated:
@@ -108,3 +121,118 @@ def test_all_views_of_one_state_have_the_same_peak(tmp_path: Path, probed: bool)
     found = peaks(model, faster)
     assert "±" not in estimate(10**9, this_machine(Settings())).basis
     assert {round(one or 0.0) for one in found.values()} == {50_000_000_000}, found
+
+
+def on_one_line(text: str) -> str:
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+async def screens(app: RunningApp) -> dict[str, str]:
+    """Return the text of F12, and of the list of models with the details of the only one."""
+    await app.press("f12")
+    screen = app.app.screen
+    assert isinstance(screen, HardwareScreen)
+    await app.until(lambda: screen.now.speed and screen.now.placed)
+    found = {"F12": on_one_line(app.screen_text)}
+    await app.press("escape")
+    await app.closes()
+    await opened(app)
+    await app.until(lambda: "per token · KV" in about(app))
+    found |= {"models": on_one_line(app.screen_text), "details": about(app)}
+    await app.press("escape")
+    await app.closes()
+    return found
+
+
+async def panels(app: RunningApp) -> dict[str, str]:
+    """Return the text of the panel, in brief and with all figures."""
+    panel, found = app.chat.query_one(TelemetryPanel), dict[str, str]()
+    for name in ("panel", "all figures"):
+        found[name] = on_one_line("\n".join(panel.render_line(y).text for y in range(panel.size.height)))
+        app.chat.action_telemetry()
+        await app.pilot.pause()
+    return found
+
+
+def commands(file: Path) -> dict[str, str]:
+    """Return what the command line prints."""
+    of_model = {"plan": ("plan", str(file)), "show": ("models", "show", str(file))}
+    return {
+        name: on_one_line(run(*arguments).stdout)
+        for name, arguments in ({"doctor": ("doctor",), "list": ("models", "list")} | of_model).items()
+    }
+
+
+PER_TOKEN, NEEDED = r"÷ ([\d.,]+ [kMG]B) per token", r"[=≈] ([\d.]+) of [\d.]+ GB free"
+LIMIT, IN_USE = r"(\d[\d.,]*\d) tok/s without drafts", r"(\d+) of \d+ cores? in use, CPUs ([\d,-]+)"
+SHOWN = {
+    "read bandwidth": {
+        "F12": r"read bandwidth .*?(\d[\d.,]*\d) GB/s", "doctor": r" bandwidth .*?(\d[\d.,]*\d) GB/s",
+        "why": r"Bandwidth: (\d[\d.,]*\d) GB/s", "plan": r"GB/s of (\d[\d.,]*\d) ÷",
+        "all figures": r" of (\d[\d.,]*\d) GB/s",
+    },
+    "limit": {
+        "F12": LIMIT, "doctor": LIMIT, "show": LIMIT, "plan": r"reading ≤ (\d[\d.,]*\d)",
+        "all figures": r"limit without drafts (\d[\d.,]*\d) tok/s", "panel": r"(\d[\d.,]*\d) limit without drafts",
+    },
+    "predicted": {
+        "F12": r"≈(\d[\d.,]*\d) tok/s:", "doctor": r"≈(\d[\d.,]*\d) tok/s:", "show": r"speed ≈(\d[\d.,]*\d) tok/s:",
+        "plan": r" tok/s (\d[\d.,]*\d) \(",
+    },
+    "listed": {"list": r"MB (≈?\d[\d.,]*\d) ", "models": r"(≈?\d[\d.,]*\d) tok/s",
+               "details": r"speed (≈?\d[\d.,]*\d) tok/s",
+               "F12": r"speed (≈?\d[\d.,]*\d) tok/s", "doctor": r"speed (≈?\d[\d.,]*\d) tok/s"},
+    "bytes per token": {"F12": PER_TOKEN, "doctor": PER_TOKEN, "show": PER_TOKEN, "plan": PER_TOKEN,
+                        "details": r"([\d.,]+ [kMG]B) per token · KV"},
+    "memory": {"F12": NEEDED, "doctor": NEEDED, "show": NEEDED, "plan": NEEDED, "details": NEEDED},
+    "cores": {"F12": IN_USE, "doctor": IN_USE, "why": r"threads (\d+) on ([\d,-]+)"},
+    "speed": {"all figures": r"average (\d[\d.,]*\d) tok/s", "F12": r"last answer (\d[\d.,]*\d) tok/s"},
+    "utilization": {"panel": r"memory (\d+) %", "all figures": r" (\d+) %"},
+}  # fmt: skip
+"""What shows each figure, and how to read it there."""
+
+
+def require_equal(texts: dict[str, str], *figures: str) -> None:
+    """All views that were opened show the same of each figure; none of them leaves it out."""
+    for figure in figures:
+        read = {view: re.findall(how, texts[view]) for view, how in SHOWN[figure].items() if view in texts}
+        assert len({found[0] if found else None for found in read.values()}) == 1 and all(read.values()), (
+            figure, {view: found[:1] for view, found in read.items()}, texts,
+        )  # fmt: skip
+
+
+async def in_app(model: ModelInfo, asks: bool) -> dict[str, str]:
+    """Return what the app shows of a loaded model; where it `asks`, after an answer."""
+    *steps, finished = said("Here it is.")
+    assert isinstance(finished, GenerationFinished)
+    timings = answer(100.0, n=300, prompt_n=500, n_past=800, prompt_ms=100.0)  # in its middle: 650 tokens
+    backend = OnMachine(model, POLICY, answers=[[*steps, msgspec.structs.replace(finished, timings=timings)]])
+    file = Path(model.path)
+    async with running(backend, size=(200, 60), model=file, folders=(file.parent,)) as app:
+        await app.ready()
+        if asks:
+            await app.send("Show it.")
+        return await screens(app) | (await panels(app) if asks else {})
+
+
+@pytest.mark.parametrize(
+    "engine", [{}, {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "ctx": 4096}], ids=["f16", "q8_0"]
+)
+def test_every_view_shows_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, object]
+) -> None:
+    """F12, panel, list and details of models, plan, doctor, why and show, before a model's first answer and after."""
+    monkeypatch.setattr("cpuchat.hardware.topology.Topology.l3_bytes", lambda *_: 0)  # no model fits in a cache
+    file = write_model(tmp_path / "models" / "some.gguf", "0.05b", "Q8_0")
+    settings.update({
+        "engine": engine, "hardware": {"probe": False}, "model": {"folders": [str(file.parent)], "last": str(file)},
+    })  # fmt: skip
+    keep(ReadBandwidth(CPUS, 50e9, (50e9,), (1.0,)), POLICY)
+    CostLog(CPUS, POLICY).probed(probe(two_cores()))
+    work = model_work(read_model(file), settings.load().load_options(), alike=ALIKE)
+    model = info(file, cpus=CPUS, n_threads=len(CPUS), n_ctx=4096, peak_read=0.0, work=work, fingerprint="f" * 32)
+    texts = asyncio.run(in_app(model, asks=False)) | commands(file)
+    require_equal(texts, "limit", "predicted", "listed", "bytes per token", "memory", "cores")
+    texts = asyncio.run(in_app(model, asks=True)) | commands(file)
+    texts["why"] = on_one_line(run("why", str(file), "--drafters", "off").stdout)
+    require_equal(texts, *SHOWN)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.machine import MachineReader
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure import peak
 from cpuchat.measure.peak import ReadBandwidth
 from cpuchat.telemetry.machine import ROUGH, Peak
+from cpuchat.tui.hardware.screen import MachineReader
 from tests.hardware.trees import make_tree
 
 pytestmark = pytest.mark.slow
@@ -124,13 +124,12 @@ def test_a_survey_is_of_a_core_an_l3_group_and_all_cores(
 def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
     root = tree("2x-epyc-7543")
     found = surveyed(root, policy="bind:0")
-    reader = MachineReader(root, peak.known_of)
-    other = reader.facts().peaks.all_cores
+    reader = MachineReader(root)
+    other = reader.facts(PlacementSpec()).peaks.all_cores
     assert other is not None and other.estimated  # "auto" interleaves over both nodes
     known = reader.facts(PlacementSpec(memory_policy="bind:0")).peaks.all_cores
     assert known is not None and known.bytes_per_s == found["all_cores"].bytes_per_s
-    other = reader.facts(PlacementSpec(memory_policy="bind:7")).peaks.all_cores
-    assert other is not None and other.estimated
+    assert reader.facts(PlacementSpec(memory_policy="bind:7")).peaks.all_cores is None  # there is no such node
 
 
 @pytest.mark.parametrize("name", ["vm-without-caches", "garbage", "hybrid-desktop"])

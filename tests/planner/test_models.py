@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import UsageError
+from cpuchat.config.settings import Settings, with_changes
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.synthetic.model import write_model
@@ -58,10 +59,11 @@ def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
     assert model.quantization == "Q8_0"
     assert model.size < file.stat().st_size
     ollama(tmp_path, "mine:1.5b", file)
+    here = with_changes(Settings(), {"model": {"folders": [str(tmp_path)]}})
     for name in ("mine:1.5b", "mine"):
-        assert find_model(name, catalog, [str(tmp_path)]).size == model.size
+        assert find_model(name, catalog, here).size == model.size
     file.rename(tmp_path / "tiny.gguf")
-    assert find_model("tiny", catalog, [str(tmp_path)]).quantization == "Q8_0"
+    assert find_model("tiny", catalog, here).quantization == "Q8_0"
 
 
 @pytest.mark.parametrize(

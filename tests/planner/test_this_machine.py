@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.config.settings import Settings
+from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import ReadBandwidth, keep
@@ -56,6 +56,7 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     """By its header, with what chats with it told, and with a draft model that is as slow as its own chats were."""
     file, small = (write_model(tmp_path / f"{name}.gguf", name, "Q8_0") for name in ("0.05b", "tiny"))
     cpus, catalog = choose_cores(read_topology(), "auto").cpus, load_catalog()
+    chosen = with_changes(Settings(), {"model": {"folders": [str(tmp_path)]}})
     keep(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
     CostLog(cpus, "local").probed(probe(two_cores()))
     for path, slower in ((file, 1.5), (small, 3.0)):
@@ -64,11 +65,11 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     entry = catalog.find("qwen3-8b")
     assert entry is not None
     monkeypatch.setattr(planner, "match_local", lambda known, one: entry if one.path == file else None)
-    here = models_here(catalog, [str(tmp_path)])
+    here = models_here(catalog, chosen)
     machine = ThisMachine(Settings())
     plans = catalog_plans(machine.of, catalog, PlannedWorkload(), here)
     listed = next(plan for plan in plans if plan.model.name == entry.name)
-    model = find_model("qwen3-8b", catalog, [str(tmp_path)])
+    model = find_model("qwen3-8b", catalog, chosen)
     assert listed.tok_s == make_plan(machine.of(model), model, PlannedWorkload()).tok_s
     predicted = predict(read_model(file), LoadOptions(), this_machine(Settings()))
     assert listed.tok_s is not None and listed.tok_s.value == pytest.approx(predicted.tok_s, rel=0.01)
@@ -80,7 +81,7 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("share", "decoding", "low", "high", "said"),
     [
-        (None, r"\d+ to \d+ GB/s of \d+ \(\d+–\d+\) ÷", 0.5, 1.5, "±50 %"),
+        (None, r"[\d.]+ to [\d.]+ GB/s of [\d.]+ \([\d.]+–[\d.]+\) ÷", 0.5, 1.5, "±50 %"),
         (0.14, r"28 to 51 GB/s of 40 or more ÷", 0.7 / 0.85, 1.5, "may be higher"),
         (1.0, r"28 to 38 GB/s of 40 ÷", 0.7 / 0.85, 0.95 / 0.85, ""),
     ],

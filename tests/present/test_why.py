@@ -87,8 +87,7 @@ def test_kernels_are_named_with_what_they_read_and_how_llama_cpp_s_compare(tmp_p
     found = dataclasses.replace(found, engine=EngineInfo(version="1", kernels="AVX2"), model=model)
     assert proofs(found)["kernels"] == (
         "works",
-        "cpuchat Q4_K 626 MB: 25.2 of 26.9 GB/s, 2.0× llama.cpp; "
-        "llama.cpp Q8_0 141 MB: 24.0 of 26.9 GB/s, 1.2× cpuchat",
+        "cpuchat Q4_K 626 MB: 25 of 27 GB/s, 2.00× llama.cpp; llama.cpp Q8_0 141 MB: 24 of 27 GB/s, ≈1.20× cpuchat",
     )
     elsewhere = dataclasses.replace(found, engine=EngineInfo(version="1", features=("NEON",)))
     assert proofs(elsewhere)["kernels"][1] == "llama.cpp's (cpuchat's are for x86 with AVX2)"

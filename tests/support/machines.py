@@ -12,7 +12,7 @@ import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.config.servers import Source
-from cpuchat.hardware.machine import MachineFacts, MachineReader
+from cpuchat.hardware.diagnostics import DiagnosticFacts
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -20,6 +20,7 @@ from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.messages import AnyEvent, Failed, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import NO_PEAKS, Bandwidth, MachineSample, Peak, Peaks, Power
+from cpuchat.tui.hardware.screen import MachineReader
 from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 
@@ -123,7 +124,7 @@ class FixtureReader(MachineReader):
         self._placed = placed
         self.counters = Counters(sample)
 
-    def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
+    def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
         found = super().facts(spec)
         return replace(found, peaks=self._measured(found.topology) if self._known else NO_PEAKS)
 

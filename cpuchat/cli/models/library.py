@@ -23,9 +23,9 @@ from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, shown_name, unreadable
-from cpuchat.models.machine import TunedMachine, machine_for, this_machine
-from cpuchat.models.prediction import estimate_local, predict
-from cpuchat.present.models import doubt, sections, speed_with_basis, verdict
+from cpuchat.models.machine import TunedMachine, this_machine
+from cpuchat.models.prediction import estimate_local
+from cpuchat.present.models import doubt, sections, speed_rows, verdict
 from cpuchat.telemetry.units import about, parameters, rate, size
 
 _SHOW_EPILOG = """\b
@@ -89,10 +89,17 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
 
 def _here(header: GGUFHeader) -> list[tuple[str, str]]:
     """Return fit and predicted speed of a model."""
+    from cpuchat.models.drafts.choice import predict_load
+
     chosen = settings.load()
-    machine = machine_for(header.path, chosen)
-    expected = predict(header, chosen.load_options(), machine)
-    rows = [("memory", expected.explained), ("speed", speed_with_basis(expected)), ("", doubt(machine))]
+    tuned = TunedMachine(chosen, this_machine(chosen))
+    expected, draft = predict_load(header, tuned, Library(chosen.model.folders))
+    rows = [
+        ("memory", expected.explained),
+        ("draft", draft if expected.draft_need is not None else ""),
+        *speed_rows(expected, tuned.of(header.path).at_least),
+        ("", doubt(tuned.of(header.path))),
+    ]
     return [row for row in rows if row[1]]
 
 

@@ -37,7 +37,8 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ARCHITECTURES, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_demo
-from cpuchat.models.machine import Machine
+from cpuchat.models.machine import Machine, TunedMachine
+from cpuchat.models.prediction import Prediction, predict
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -118,6 +119,18 @@ def choose_draft(
         if strict:
             raise
         return None, f"No draft model: {error}"
+
+
+def predict_load(header: GGUFHeader, machine: TunedMachine, library: Library) -> tuple[Prediction, str]:
+    """Predict the model of `header` as a load takes it: with what tuning found for it, and with the draft model beside
+    it, whose name is returned too (else a note why there is none). Raises CpuchatError, OSError."""
+    path, chosen = header.path, machine.settings(header.path)
+    draft, note = None, ""
+    if path.is_file():
+        draft, note = choose_draft(path, chosen.speculation.wanted_draft, library, strict=False)
+    beside = read_model(draft) if draft not in (None, path) else None  # it contains its head
+    found = predict(header, chosen.load_options(), machine.of(path), draft=beside)
+    return found, beside.name if beside is not None else note
 
 
 class DraftChoice(msgspec.Struct, frozen=True):

@@ -298,7 +298,7 @@ def one_line(frame: Frame) -> Line:
     """Draw the brief figures in one line, as many as have room."""
     _, unit, _ = _headline(frame)
     if (share := _progress(frame.figures)) is not None:
-        head, tail = _read(frame) or frame.item("loading", ""), _pace(frame) or frame.item("", f"{percent(share)} %")
+        head, tail = _read(frame) or frame.item("loading", ""), _pace(frame) or frame.item("", f"{int(100 * share)} %")
         space, room = frame.item(" ", ""), frame.width - _cells(head) - _cells(tail) - 2
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:

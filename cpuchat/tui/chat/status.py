@@ -42,7 +42,7 @@ class StatusLine(Widget):
         super().__init__(id=id)
         self._name_end = 0  # of the model, in cells
         self._model: ModelInfo | None = None
-        self._state = ""
+        self._state = self._progress = ""  # the latter is shown with the figures, which have the same share
         self._used = 0
         self._engine: EngineInfo | None = None
         self._drafting = DraftingFigures()
@@ -59,7 +59,7 @@ class StatusLine(Widget):
                 name = "the server" if event.phase in answers.SERVER_PHASES else "the model"
                 if session.activity is Activity.LOADING and session.source is not None:
                     name = session.source.stem
-                self.show_state(answers.load_progress(name, event, skips=not session.queue))
+                self._progress = clean(answers.load_progress(name, event, skips=not session.queue))
             case ModelLoaded():
                 self.show_state("")
                 self.show_model(event.model)
@@ -106,12 +106,14 @@ class StatusLine(Widget):
 
     def show_state(self, state: str) -> None:
         """Show a passing state ("loading … 61 %") in place of the model's name; "" shows the name again."""
-        self._state = clean(state).replace("\n", " ")  # its columns stay
+        self._state, self._progress = clean(state).replace("\n", " "), ""  # its columns stay
         self._redraw()
 
     def show_figures(self, used: int, engine: EngineInfo | None, drafting: DraftingFigures) -> None:
-        """Show the tokens in the context, the worker's memory policy unless it is the default, and the draft depth."""
+        """Show the tokens in the context, the worker's memory policy unless it is the default, and the draft depth; and
+        how far a load is."""
         self._used, self._engine, self._drafting = used, engine, drafting
+        self._state = self._progress or self._state
         self._redraw()
 
     def _redraw(self) -> None:

@@ -249,6 +249,11 @@ class TablePane(VerticalScroll):
     def compose(self) -> ComposeResult:
         yield self._table
 
+    def begin(self) -> None:
+        """Clear the table: another prompt is being answered."""
+        self._table.update("No figures of this prompt yet.")
+        self.border_subtitle = ""
+
     def show(self, comparison: Comparison, *keys: str) -> None:
         """Draw the table of the last turn."""
         if not comparison.turns or not comparison.turns[-1].rounds:

@@ -223,6 +223,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         self.remove_class("-places")
         for pane in self._panes:
             pane.begin(before, prompt)
+        if not repeats:
+            self.query_one(TablePane).begin()
         self._timer.resume()
         self.call_later(self.refresh_bindings)
         try:

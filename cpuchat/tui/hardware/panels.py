@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.hardware.machine import MachineFacts
+from cpuchat.hardware.diagnostics import DiagnosticFacts
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
@@ -21,7 +21,7 @@ class FactsTable(Static):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
 
-    def show(self, facts: MachineFacts, now: Now) -> None:
+    def show(self, facts: DiagnosticFacts, now: Now) -> None:
         self.update(
             label_table(machine.rows(facts, now), self.get_component_rich_style("facts--dim", partial=True), 16)
         )
@@ -69,8 +69,10 @@ class PlacementList(OptionList):
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
-            note = "needs draft" if offer.placement.draft_cpus and not self._has_draft else ""
-            rows.append(self._row(offer.name, offer.spec, note, not number, width))
+            draft = len({*offer.placement.draft_cpus} - {*offer.placement.cpus})
+            threads = f"{len(offer.placement.cpus)}{f' + {draft}' if draft else ''} threads"
+            note = "needs draft · " if offer.placement.draft_cpus and not self._has_draft else ""
+            rows.append(self._row(offer.name, offer.spec, f"{note}{threads}", not number, width))
         for spec in self._others:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
             parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]

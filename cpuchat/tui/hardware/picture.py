@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.widgets import Static
+
+from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Core, Topology
@@ -17,7 +20,7 @@ Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
 
 CELLS = {"target": "▣", "draft": "▤", "free": "□", "off": "·"}
-NAMES = {"target": "target", "draft": "draft", "free": "free", "off": "unavailable"}
+NAMES = {"target": "for the model", "draft": "for the draft model", "free": "free", "off": "unavailable"}
 _GAP = 3
 ROOMY_ROWS = 8
 """Maximum number of rows at which cells are drawn with gaps."""
@@ -62,11 +65,13 @@ def picture(topology: Topology, use: Use, width: int) -> list[Line]:
 
 
 def legend(topology: Topology, use: Use) -> Line:
-    """Name the kinds of cells that occur."""
-    found = {use.part(core, topology.allowed) for core in topology.cores}
+    """Name the kinds of cells that occur, with how many cores are of each."""
+    found = Counter(use.part(core, topology.allowed) for core in topology.cores)
     line: Line = []
     for part, cell in CELLS.items():
-        line += [(f"{cell} ", part), (f"{NAMES[part]}   ", "label")] if part in found else []
+        line += (
+            [(f"{cell} ", part), (f"{plural(found[part], 'core')} {NAMES[part]}   ", "label")] if found[part] else []
+        )
     is_linked = any(len(link) > 1 for link in topology.fabric_links)
     return [*line, ("── ", "link"), ("shared fabric link", "label")] if is_linked else line
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,8 +16,11 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import OptionList, Static
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.hardware.machine import MachineFacts, MachineReader
+from cpuchat.config.servers import last_here
+from cpuchat.hardware.diagnostics import DiagnosticFacts, gather_facts
+from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.placement.placement import (
     Placement,
     PlacementCandidate,
@@ -24,6 +29,7 @@ from cpuchat.hardware.placement.placement import (
     offered,
     place,
 )
+from cpuchat.hardware.topology import ROOT
 from cpuchat.measure.peak import known_of
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
@@ -39,6 +45,21 @@ SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 
 
+class MachineReader:
+    """Reads the machine below `root`. Blocks: call it in threads."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+
+    def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
+        """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried."""
+        return gather_facts(spec, refused=lambda _: "", counts=False, known=known_of, root=self.root)
+
+    def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
+        """Return where the worker's memory is; None where the kernel does not report it."""
+        return read_residency(pid, files, self.root)
+
+
 class HardwareScreen(Dismissable[None], keys="hardware"):
     """Shows placements, and loads the model in the selected one, in the place of the chat's answers.
 
@@ -51,8 +72,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
         super().__init__()
-        self.reader = reader or MachineReader(known=known_of)
-        self.facts: MachineFacts | None = None
+        self.reader = reader or MachineReader()
+        self.facts: DiagnosticFacts | None = None
         self.now = Now()
         self._services = services
         self._conversation = services.conversation
@@ -95,13 +116,14 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     async def _read_facts(self) -> None:
         self.facts = await asyncio.to_thread(self.reader.facts, PlacementSpec.of(self._services.settings))
         self._refresh_now()
+        await self._services.session.show_ceiling()  # the chat's figures rest on the same bandwidth then
 
     def _refresh_now(self) -> None:
         """Read the state of the worker that runs now."""
         backend, model = self._conversation.backend, self._model
         engine = backend.engine if backend.pid or model else None
         counting = self._services.settings.hardware.counters
-        self.now = Now(model, engine, counting=counting, passes=self.now.passes)
+        self.now = Now(model, engine, counting=counting, passes=self.now.passes, speed=self.now.speed)
         if self.facts is None or not self.has_widgets:
             return
         self._sample()
@@ -148,10 +170,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
         use = Use(placed.cpus, placed.draft_cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
+        name = next((one.name for one in self._options if one.spec == spec), "custom")
+        state = "in use" if spec == self._in_use else "not in use"
+        self.query_one("#machine").border_subtitle = Content(f"{state}: {name}")
 
     @work(exclusive=True, group="words")
     async def _read_words(self) -> None:
-        """Read what is known of passes, CPU modules and kernels on the cores of the settings."""
+        """Read what is known of the model, of passes, CPU modules and kernels on the cores of the settings."""
         from cpuchat.measure.peak import with_peak
         from cpuchat.models.cpu_modules import AUTO, engine_cpu
         from cpuchat.models.kernels import ProductLog
@@ -166,12 +191,25 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
             return machine.kernels_used(with_peak(model, memory), engine, products)
 
-        passes, used = await run_in_daemon_thread(
-            lambda: (machine.passes_measured(settings, self.reader.root), kernels())
+        passes, used, speed = await run_in_daemon_thread(
+            lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_speed())
         )
         module = machine.cpu_module(settings, in_effect, engine)
-        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used)
+        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used, speed=speed)
         self._show()
+
+    def _read_speed(self) -> tuple[machine.Row, ...]:
+        """Return what the loaded model, else the one used last, does here; nothing of one on a server. Blocks."""
+        services, loaded = self._services, self._model
+        with contextlib.suppress(CpuchatError):
+            path = Path(loaded.path) if loaded is not None else None
+            if path is None and (last := last_here(services.settings.model.last)):
+                path = services.library.resolve(last)
+            if path is not None:
+                answered = machine.last_answer(self._conversation.figures()) if loaded is not None else []
+                name, *rows = machine.model_rows(path, services.settings, services.library, loaded) or [("", "")]
+                return tuple(row for row in (name, *answered, *rows) if row[1])
+        return ()
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
         """Return `spec` resolved here; None while the machine is unknown, or if it is impossible."""

@@ -502,11 +502,8 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
     if model.n_expert:
         active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
         experts = f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
-    speed = prediction.speed_with_basis(known.prediction)
-    if model.measured_tok_s:
-        speed = f"{units.rate(model.measured_tok_s)} tok/s plain"
-        speed += f", {units.rate(model.drafted_tok_s)} with drafts" if model.drafted_tok_s else ""
-        speed += ": measured in the last chat"
+    speed = prediction.measured_speed(model.measured_tok_s, model.drafted_tok_s)
+    speed = speed or prediction.speed_with_basis(known.prediction)
     template = "" if model.has_template else "no chat template: base model, continues text"
     is_loaded = model.path == loaded
     draft = known.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"

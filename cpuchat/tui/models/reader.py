@@ -134,24 +134,15 @@ class ModelsReader:
 
     def details(self, model: LocalModel, machine: Machine) -> ModelDetails:
         """Return the details of one model on this machine, with the draft model that would be loaded beside it."""
-        from cpuchat.models.drafts.choice import choose_draft
+        from cpuchat.models.drafts.choice import predict_load
         from cpuchat.models.fit import kv_growth
         from cpuchat.models.machine import TunedMachine
-        from cpuchat.models.prediction import predict
 
         tuned = TunedMachine(self.settings, machine, self.loaded)
-        chosen = tuned.settings(model.path)
-        options, wanted = chosen.load_options(), chosen.speculation.wanted_draft
         try:
             header = self.header(model.path)
-            draft, note = choose_draft(model.path, wanted, self.library, strict=False)
-            beside = self.header(draft) if draft not in (None, model.path) else None  # it contains its head
+            prediction, draft = predict_load(header, tuned, self.library)
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))
-        kv_per_token, kv_windowed = kv_growth(header, options)
-        return ModelDetails(
-            prediction=predict(header, options, tuned.of(model.path), draft=beside),
-            kv_per_token=kv_per_token,
-            kv_windowed=kv_windowed,
-            draft=beside.name if beside is not None else note,
-        )
+        kv_per_token, kv_windowed = kv_growth(header, tuned.settings(model.path).load_options())
+        return ModelDetails(prediction, kv_per_token, kv_windowed, draft)

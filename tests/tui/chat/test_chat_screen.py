@@ -57,7 +57,7 @@ async def test_after_the_first_paint_a_model_is_loaded_and_a_message_is_answered
     async with running(backend) as app:
         await app.until(load.reached.is_set)
         assert app.app.focused is app.prompt
-        assert "reading the file  61 %" in app.status
+        await app.until(lambda: "reading the file  61 %" in app.status)
         load.open()
         await app.ready()
         assert "Qwen2.5-1.5B-Instruct Q8_0" in app.status and "8 threads · 0/8k ctx" in app.status

@@ -14,7 +14,8 @@ from rich.style import Style
 from textual.containers import Horizontal
 from textual.events import MouseScrollDown
 
-from cpuchat.protocol.messages import Event, ModelLoaded, Speculation
+from cpuchat.present.answers import load_progress
+from cpuchat.protocol.messages import Event, LoadProgress, ModelLoaded, Speculation
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, Reuse
 from cpuchat.telemetry.meter import ChatFigures, Meter
@@ -71,6 +72,15 @@ def test_nothing_is_not_available_and_nothing_is_cut() -> None:
             rows = drawn(what, state, size)
             assert "n/a" not in "\n".join(rows), state
             assert all(cell_len(row) <= size[1] for row in rows), (state, rows)
+
+
+@pytest.mark.parametrize("done", [290, 616, 999])
+def test_a_load_has_the_same_share_in_status_panel_and_line(done: int) -> None:
+    event, meter = LoadProgress(phase="reading", done=done, total=1000), Meter()
+    meter.observe(event, 0.0)
+    share = load_progress("m", event).split()[-2]
+    assert any(f"{share} %" in row for row in drawn("line", meter, (1, 78)))
+    assert any(row.endswith(f"{share}%") for row in drawn("brief", meter, (9, 32)))
 
 
 LABELS = ("first token", "drafts", "memory", "context")

@@ -88,6 +88,25 @@ async def test_next_prompt_repeat_and_medians() -> None:
             assert asked == [PROMPT, "And"] and side.requests[-1].sampling.temperature == 0
 
 
+async def test_the_table_has_no_figures_of_an_earlier_prompt() -> None:
+    gate = Gate()
+    sides = [
+        scripted_side(answer(TEXTS[0]), answer("And this", gate=gate), model=Q8),
+        scripted_side(answer(TEXTS[1]), answer("And that"), model=Q4),
+    ]
+    async with comparing(sides) as app:
+        await app.done()
+        await app.press("t")
+        assert "bytes per token" in app.screen_text
+        await app.press("n", *"And", "enter")
+        await app.until(gate.reached.is_set)
+        await app.shows("No figures of this prompt yet.")
+        assert "bytes per token" not in app.screen_text
+        gate.open()
+        await app.done()
+        assert "bytes per token" in app.screen_text
+
+
 async def test_escape_stops_and_keeps_what_is_written_and_quitting_ends_both_workers() -> None:
     gates = [Gate(), Gate()]
     sides = [

@@ -73,7 +73,7 @@ async def test_a_measured_bandwidth_and_counters_are_shown(tmp_path: Path) -> No
     async with running(backend_on(root)) as app:
         await opened(app, FixtureReader(root, known=True, sample=SERVER_COUNTERS))
         text = " ".join(app.screen_text.split())
-        assert "1 L3 group 49.9, all 32 cores 367 GB/s · 80 % of the theoretical peak" in text
+        assert "1 L3 group 50, all 32 cores 367 GB/s · 80 % of the theoretical peak" in text
         assert "288 GB/s now · umc, whole machine" in text
 
 
