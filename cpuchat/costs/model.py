@@ -40,8 +40,7 @@ ATTENTION_TILE = 64
 ggml-cpu/common.h). For fewer it takes 2.3 times as long for each (0.5B shape behind 4,000 tokens, Zen 3)."""
 ROUTED = " routed"
 """Follows the type of experts among the arithmetic rates: few tokens are multiplied with each of many matrices."""
-_LAST = 0.85
-"""Share of the last layer that is computed only for the tokens whose logits are wanted: all behind K and V."""
+_LAST = 0.85  # share of the last layer that is computed only for the tokens whose logits are wanted: all behind K and V
 ACTIVATIONS = "activations"
 """The type of what is done to values between matrices (quantizing, norms, gates): much where matrices are small."""
 ALIKE = 0.5
@@ -131,10 +130,8 @@ BITS = {
 }  # fmt: skip
 """Bits of a value by type, to find the nearest type whose rate is known."""
 _USUAL_BITS = 4.5  # of a type not named above: the others are low-bit formats
-_IN_CACHE = 2.0
-"""How many times as fast weights are read that stay in the L3 caches."""
-_AROUND = 2
-"""Layers whose fixed costs are those of a pass beside its layers (embedding, output, graph, sampling)."""
+_IN_CACHE = 2.0  # how many times as fast weights are read that stay in the L3 caches
+_AROUND = 2  # layers whose fixed costs are those of a pass beside its layers (embedding, output, graph, sampling)
 MICRO_BATCH = 512
 """Tokens of a prompt that are evaluated at once (n_ubatch)."""
 _KERNELS_CHANGE = 32  # tokens up to which kernels for fewer and more tokens differ

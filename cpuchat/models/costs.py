@@ -38,8 +38,7 @@ KEPT_SECONDS: Final = 30 * 86_400.0
 UNSTEADY_SECONDS: Final = 3_600.0
 """...and seconds if its measurements scattered, or other programs disturbed it, so that it is repeated when the machine
 may be idle."""
-_MIN_TOKENS = 64
-"""Tokens of an answer from which its mean time per token counts."""
+_MIN_TOKENS = 64  # tokens of an answer from which its mean time per token counts
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
 _MODELS = 12  # whose chats count, the latest
 _ANSWERS = 5  # of a model that count, the last

@@ -24,12 +24,10 @@ from cpuchat.tune.candidates import TuningChoice
 
 _DECODE_SECONDS: Final = 1.0
 _TEXT_SECONDS: Final = 2.5
-_REPEATS: Final = 2
-"""Answers per measurement, of which the fastest counts: what interrupts one only slows it down."""
+_REPEATS: Final = 2  # answers per measurement, of which the fastest counts: what interrupts one only slows it down
 CTX: Final = 2048
 TOKENS: Final = (8, 128)
-_PROMPT_TOKENS: Final = 64
-"""At least."""
+_PROMPT_TOKENS: Final = 64  # at least
 _WARM_UP: Final = (256, 4)  # characters and tokens
 _FIRST_SECONDS: Final = (0.3, 1.0)
 

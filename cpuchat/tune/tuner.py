@@ -35,8 +35,7 @@ _ASKED: Final = 20
 """A run asks six choices, each after every round of a duel; looks at the same rounds tell much of the same."""
 LIMIT_SECONDS: Final = 170.0
 _LONGEST_SECONDS: Final = 900.0
-_LOADS: Final = 12
-"""A model that takes long to load gets the time of so many loads."""
+_LOADS: Final = 12  # a model that takes long to load gets the time of so many loads
 
 
 class SearchResult(msgspec.Struct, Generic[C], frozen=True, kw_only=True):

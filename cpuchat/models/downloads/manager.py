@@ -28,10 +28,8 @@ from cpuchat.models.library.places import hub_cache
 
 # Read by huggingface_hub at import: no second way of transfer, no telemetry, no progress bars.
 _ENVIRONMENT = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-_WINDOW = 8.0
-"""Seconds of which the speed is the mean."""
-_TICK = 1.0
-"""Seconds without a report after which speed and time left are updated."""
+_WINDOW = 8.0  # seconds of which the speed is the mean
+_TICK = 1.0  # seconds without a report after which speed and time left are updated
 _NO_ERROR = {"code": "", "message": "", "hint": ""}
 
 

@@ -49,8 +49,7 @@ TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 SAME_MODEL: tuple[tuple[Kind, float], ...] = (("same model", 0.9),)
 """...and with a smaller quantization of the target itself: the share of equal next tokens, 0.91 and more of Q4_K_M
 (docs/compare.md)."""
-_ERROR = 0.08
-"""Of a predicted speed-up, as the acceptance in a text is known within 0.1."""
+_ERROR = 0.08  # of a predicted speed-up, as the acceptance in a text is known within 0.1
 WORTH = (1 + MATTERS) * (1 + _ERROR)
 """Smallest predicted speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"

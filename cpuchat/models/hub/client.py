@@ -255,8 +255,7 @@ def _client() -> httpx.Client:
     return client()
 
 
-_MORE = 1 << 20
-"""Bytes that a server without range support may send beyond those requested; the reader stops by itself."""
+_MORE = 1 << 20  # bytes that a server without range support may send beyond those requested; the reader stops by itself
 
 
 class _Remote:

@@ -32,8 +32,7 @@ _CONNECT = 10.0
 GRACE = 10.0
 MIN_RATE = 1 << 10
 """Bytes per second below which a response counts as stuck, after `GRACE` seconds."""
-_MAX_ERROR_BODY = 1 << 20
-"""Bytes of the body of a redirect or an error."""
+_MAX_ERROR_BODY = 1 << 20  # bytes of the body of a redirect or an error
 LIMITS = "cpuchat.limits"
 """The extension of a request that has its `ResponseLimits`."""
 

@@ -20,12 +20,9 @@ SIZES: Final = (8, 4, 2)
 NOWHERE: Final = -1
 MAX_CANDIDATES: Final = 8
 """Most recent occurrences that count: this bounds the time of a proposal."""
-_WINDOW: Final = 12
-"""Tokens of the source, from where a copy broke off, among which it may resume."""
-_REACH: Final = 16
-"""Tokens in a row that are not in the source after which a copy has ended."""
-_CHANGE: Final = 4
-"""Longest replacement, and longest replaced part of the source, that is remembered."""
+_WINDOW: Final = 12  # tokens of the source, from where a copy broke off, among which it may resume
+_REACH: Final = 16  # tokens in a row that are not in the source after which a copy has ended
+_CHANGE: Final = 4  # longest replacement, and longest replaced part of the source, that is remembered
 
 
 class NgramIndex:
@@ -158,11 +155,9 @@ MIN_PATH: Final = 0.05
 """A draft ends where its probability falls below this."""
 LONG_RUN: Final = 32
 """Longer runs count as this."""
-_CHANGED: Final = 0.6
-"""Probability that what was replaced in a copy is replaced again."""
-_REPLACED: Final = -1
-_SAME_AGAIN: Final = 2
-"""Runs in the source of a copy: a token was just replaced; two tokens are the same again."""
+_CHANGED: Final = 0.6  # probability that what was replaced in a copy is replaced again
+_REPLACED: Final = -1  # a run in the source of a copy: a token was just replaced
+_SAME_AGAIN: Final = 2  # another: two tokens are the same again
 
 Draft = tuple[float, Sequence[int], Sequence[int]]
 """Score, tokens and their buckets."""

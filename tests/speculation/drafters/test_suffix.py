@@ -1,16 +1,118 @@
-"""Tests suffix decoding against a search through the text."""
+"""Tests suffix decoding: its index and its drafts against a search through the text, and what of them is verified and
+scored."""
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from array import array
 from collections import Counter
+from collections.abc import Callable
 from itertools import takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
-from cpuchat.speculation.drafters.suffix import MAX_CANDIDATES, NOWHERE, SIZES, NgramIndex, SuffixDecoding
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal
+from cpuchat.speculation.drafters.suffix import (
+    MAX_CANDIDATES,
+    NOWHERE,
+    SHADOW_TOKENS,
+    SIZES,
+    NgramIndex,
+    ScoredDrafter,
+    SuffixDecoding,
+    following,
+)
+
+# Few different tokens, so that much repeats, and one of each kind of extreme id.
+extreme_texts = st.lists(st.sampled_from([0, 1, 2, 262_143, 2**31 - 1]), max_size=40)
+few = st.lists(st.integers(0, 1), max_size=60)
+
+
+def indexed(text: list[int]) -> NgramIndex:
+    index = NgramIndex()
+    index.extend(text)
+    return index
+
+
+def ends(text: list[int], size: int, gram: list[int]) -> list[int]:
+    """Return where `gram` ends in `text`."""
+    return [end for end in range(size - 1, len(text)) if text[end + 1 - size : end + 1] == gram]
+
+
+def check(index: NgramIndex, text: list[int]) -> None:
+    """Assert that the index holds what a search through `text` finds."""
+    assert index.text.tolist() == text
+    for size, previous in zip(SIZES, index.previous, strict=True):
+        for end in range(len(text)):
+            gram = text[max(0, end + 1 - size) : end + 1]
+            before = [other for other in ends(text, size, gram) if other < end] if len(gram) == size else []
+            assert previous[end] == max(before, default=NOWHERE)
+    for end, (source, run) in enumerate(zip(index.source, index.run, strict=True)):
+        assert source < end
+        assert run <= 0 or text[source + 1 - run : source + 1] == text[end + 1 - run : end + 1]
+        if index.previous[0][end] != NOWHERE:
+            assert run > 0, "an n-gram of the longest size is copied from somewhere"
+    fresh = indexed(text)
+    assert (index.source, index.run, index.changed) == (fresh.source, fresh.run, fresh.changed)
+
+
+@given(st.one_of(extreme_texts, few))
+def test_finds_the_occurrence_before(text):
+    check(indexed(text), text)
+
+
+@given(st.lists(st.one_of(extreme_texts, few), max_size=8), st.data())
+def test_a_text_that_grows_and_is_edited_is_as_if_indexed_at_once(parts, data):
+    index, text = NgramIndex(), []
+    for part in parts:
+        if data.draw(st.booleans()):
+            text = text[: data.draw(st.integers(0, len(text)))] + part
+            index.set_text(text)
+        else:
+            text = text + part
+            index.extend(part)
+        check(index, text)
+
+
+def test_of_several_sources_the_next_one_is_followed():
+    """A repeated part of a file that is copied: its first copy is nearer, its second place in the file is right."""
+    part, words = list(range(20, 30)), list(range(100, 140))
+    file = [*words[:10], *part, *words[10:20], *part, *words[20:30]]
+    index = indexed([*file, 1, *words[:10], *part, *words[10:20], 2, *part])
+    assert index.source[-1] == len(words[:20]) + 2 * len(part) - 1
+
+
+def test_a_copy_ends_when_its_source_is_left():
+    index = indexed([*range(100, 140), 1, *range(100, 110)])
+    assert index.source[-1] == 9
+    index.extend(range(200, 240))
+    assert index.source[-1] == NOWHERE
+
+
+@given(few.filter(lambda text: len(text) > 1), st.data(), st.integers(0, 40))
+def test_what_follows_goes_round_past_the_end(text, data, n):
+    end = data.draw(st.integers(0, len(text) - 2))
+    copy = list(text)
+    for i in range(n):
+        copy.append(copy[end + 1 + i])
+    assert following(array("i", text), end, n).tolist() == copy[end + 1 : end + 1 + n]
+
+
+def test_memory_for_a_long_chat():
+    source = random.Random(0)
+    text = [source.randrange(150_000) for _ in range(32_000)]
+    tracemalloc.start()
+    try:
+        index = indexed(text)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 32_000
+    assert used < 12e6
+
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
@@ -126,3 +228,71 @@ JUST_NOW = [5, 6, 7, 8, 0, 1, 2, 3]
 )
 def test_which_match_decides(text, expected):
     assert suffix(text).propose(1).tokens == [expected]
+
+
+class Scripted(SuffixDecoding):
+    """Predicts what `script` says about each position of the text."""
+
+    def __init__(self, index: NgramIndex, script: dict[int, list[int]]) -> None:
+        super().__init__(index)
+        self.index, self.script = index, script
+
+    def propose(self, max_n: int) -> Proposal:
+        tokens = self.script.get(len(self.index), [])[:max_n]
+        return Proposal("suffix", tokens, [1 + i % 7 for i in range(len(tokens))])
+
+
+def begun(script: dict[int, list[int]], worth: Callable[[Proposal], int] = lambda proposal: 0) -> ScoredDrafter:
+    index = NgramIndex()
+    return ScoredDrafter(index, Scripted(index, script), worth)
+
+
+def test_what_is_worth_a_pass_is_proposed_and_not_scored():
+    scored = begun({0: [1, 2, 3]}, worth=lambda proposal: 2)
+    assert scored.propose(8) == Proposal("suffix", [1, 2], [1, 2])
+    scored.append([1])
+    assert not scored.propose(8) and scored.take_scores() == []
+
+
+def test_what_is_not_verified_is_scored_up_to_the_first_wrong_token():
+    scored = begun({0: [1, 2, 3, 4], 3: [7]})
+    assert not scored.propose(8)
+    scored.append([1])
+    scored.append([2, 9, 4])
+    assert scored.take_scores() == [([1], [True]), ([2, 3], [True, False])]
+    assert scored.take_scores() == []
+
+
+def test_a_prediction_is_scored_without_being_asked_for():
+    scored = begun({0: list(range(1, 20))})
+    scored.append(range(1, 20))
+    assert scored.take_scores() == [([1 + i % 7 for i in range(SHADOW_TOKENS)], [True] * SHADOW_TOKENS)]
+
+
+tokens = st.integers(0, 1)
+scripts = st.dictionaries(st.integers(0, 40), st.lists(tokens, min_size=1, max_size=SHADOW_TOKENS), max_size=30)
+
+
+@given(scripts, st.lists(st.lists(tokens, min_size=1, max_size=6), max_size=12), st.booleans())
+def test_scores_are_what_verifying_each_prediction_would_tell(script, pieces, asked):
+    text = [token for piece in pieces for token in piece]
+    scored = begun(script)
+    for piece in pieces:
+        if asked:
+            scored.propose(SHADOW_TOKENS)
+        scored.append(piece)
+    expected: list[tuple[int, bool]] = []
+    position, free_at = 0, 0
+    for piece in pieces:
+        predicted = script.get(position, [])
+        if position >= free_at and predicted:
+            right = 0
+            following = text[position : position + len(predicted)]
+            while right < len(following) and following[right] == predicted[right]:
+                right += 1
+            verdicts = [True] * right + ([False] if right < len(following) else [])
+            expected += [(1 + i % 7, verdict) for i, verdict in enumerate(verdicts)]
+            free_at = position + len(verdicts)
+        position += len(piece)
+    found = [pair for buckets, rights in scored.take_scores() for pair in zip(buckets, rights, strict=True)]
+    assert found == expected
