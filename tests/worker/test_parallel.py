@@ -84,6 +84,9 @@ async def test_one_that_is_left_early_ends_alone_and_others_join_and_go_on(
     await until(endless, TextDelta)
     joined = [asyncio.create_task(collect(four.generate(REQUESTS[name]))) for name in ("long", "sampled", "grammar")]
     reading = four.generate(chat(f"something else {LONG * 2}", max_tokens=0))
+    waiting = asyncio.create_task(collect(four.generate(chat("waits for a lane", max_tokens=0))))
+    await until(endless, TextDelta)
+    waiting.cancel()  # which must not end those that run
     await until(reading, PrefillProgress)
     await reading.aclose()
     for task, name in zip(joined, ("long", "sampled", "grammar"), strict=True):

@@ -373,7 +373,8 @@ class Model:
         on_progress("warming", 0, 1)
         n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
         n_lanes = self.options.parallel
-        self._context = self._new_context(n_threads, self.options.n_ctx, self.plan.n_outputs, n_lanes=n_lanes)
+        sizes = (self.options.n_ctx, self.plan.n_outputs, n_lanes)  # the last one: a pass has a token of each lane
+        self._context = self._new_context(n_threads, *sizes, n_lanes=n_lanes)
         if n_lanes > 1:
             self.passes = Passes(self._context, self.plan.n_outputs, self.options.prefill_share)
         if isinstance(threads, ThreadPool):

@@ -234,10 +234,21 @@ class Passes:
                 if (n_rows := n_rows + one.n_outputs) <= self._n_outputs:
                     chosen.append((one, one.left))
             return self._without_gaps(chosen, prompts), False
+        return self._slices(prompts), bool(steps)
+
+    def _slices(self, prompts: list[_Request]) -> list[tuple[_Request, int]]:
+        """Return the next slice of the shortest prompt, with as much of those in neighboring lanes if there is time:
+        the tokens of short prompts take less together."""
+        shortest, by_lane = min(prompts, key=lambda one: one.left), {one.sequence.id: one for one in prompts}
         size = max(int(_SLICE_SECONDS / self._token_seconds), _MIN_SLICE)
-        size = size // _TILE * _TILE or size
-        shortest = min(prompts, key=lambda one: one.left)
-        return [(shortest, min(shortest.left, size))], bool(steps)
+        size = min(size // _TILE * _TILE or size, shortest.sequence.n_ubatch)
+        chosen, n = [shortest], min(shortest.left, size)
+        for step in (1, -1):
+            lane = shortest.sequence.id + step
+            while lane in by_lane:
+                chosen.append(by_lane[lane])
+                lane += step
+        return [(one, n) for one in chosen[: size // n]]
 
     def _without_gaps(self, chosen: list[tuple[_Request, int]], prompts: list[_Request]) -> list[tuple[_Request, int]]:
         """Add a token of the prompts that wait between the lanes of a pass."""
@@ -304,13 +315,13 @@ class Passes:
 
     def _book(self, seconds: float, chosen: list[tuple[_Request, int]], is_slice: bool) -> None:
         """Book the time of a pass: after a slice of a prompt the others get theirs."""
-        request, n = chosen[0]
-        if len(chosen) == 1 and not request.is_step and n >= _MIN_SLICE:
+        is_step, n = chosen[0][0].is_step, sum(n for _, n in chosen)
+        if not is_step and n >= _MIN_SLICE:
             self._token_seconds += (seconds / n - self._token_seconds) / 4
         self._was_slice = is_slice
         if is_slice:
             self._owed += seconds * (1 - self._share) / self._share
-        elif request.is_step:
+        elif is_step:
             self._owed = max(self._owed - seconds, -_BURST_SECONDS)
 
     def free(self) -> None:
