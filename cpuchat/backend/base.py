@@ -24,7 +24,8 @@ DEFAULT_PLACEMENT = PlacementSpec()
 
 
 class Backend(Protocol):
-    """Answers requests, one at a time. No method raises for a failure of the engine: it yields `Failed`.
+    """Answers requests, `model.parallel` at a time; more wait in order. No method raises for a failure of the engine:
+    it yields `Failed`.
 
     `model` is None before a load and after the worker crashed; `engine` before the first start, and for a model on a
     server; `pid` is that of the computing process, None when it is remote or not running.
@@ -48,7 +49,8 @@ class Backend(Protocol):
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """Stream one answer; ends with `GenerationFinished` or `Failed`. Closing the iterator early cancels the answer.
+        """Stream one answer; ends with `GenerationFinished` or `Failed`. Closing the iterator early cancels the answer,
+        and no other one.
 
         A worker that died before is started again and the model loaded again first (its `LoadProgress` events
         come first).
@@ -97,6 +99,7 @@ class ModelBackend(Backend, ABC):
         self._model: ModelInfo | None = None
         self._wanted: tuple[Any, LoadOptions, PlacementSpec] | None = None
         self._cancelled = asyncio.Event()
+        self._loading = asyncio.Lock()  # again, for several answers
         self._closed = False
         self._request_ids = itertools.count(1)
 
@@ -130,11 +133,12 @@ class ModelBackend(Backend, ABC):
         if self._wanted is None:
             yield NO_MODEL
             return
-        if not self._is_ready(request):
-            async with contextlib.aclosing(self._load(*self._wanted)) as events:
-                async for event in events:
-                    if not isinstance(event, LoadCancelled):
-                        yield event
+        async with self._loading:
+            if not self._is_ready(request):
+                async with contextlib.aclosing(self._load(*self._wanted)) as events:
+                    async for event in events:
+                        if not isinstance(event, LoadCancelled):
+                            yield event
         if self._cancelled.is_set():
             yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
 

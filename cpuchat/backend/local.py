@@ -70,7 +70,7 @@ class LocalBackend(ModelBackend):
         """The newest worker's stderr; it outlives the worker."""
         self._starting = asyncio.Lock()
         self._sizes: dict[Path, int] = {}  # of the files that are loaded
-        self._running: _Exchange | None = None  # what the worker is at
+        self._running: dict[int, _Exchange] = {}  # what the worker is at, the newest last
 
     def prepare(self, spec: PlacementSpec, cpu_module: str = AUTO) -> None:
         """Start the worker process for a load with this placement and CPU module, before there is an event loop.
@@ -196,20 +196,21 @@ class LocalBackend(ModelBackend):
             self._process.kill()  # it reads nothing before it has started
         elif self._process is not None:
             self._process.wake()
-        if self._running is not None:
-            self._send(Cancel(request_id=self._running.request_id))
+        for running in list(self._running.values())[-1:]:
+            running.cancelled = True
+            self._send(Cancel(request_id=running.request_id))
 
     async def end_reasoning(self) -> bool:
-        running = self._running
-        if running is None or running.channel != "reasoning":
+        running = list(self._running.values())[-1:]
+        if not running or running[0].channel != "reasoning":
             return False
-        self._send(EndReasoning(request_id=running.request_id))
+        self._send(EndReasoning(request_id=running[0].request_id))
         return True
 
     async def count_tokens(self, text: str) -> int | None:
         """Return how many tokens a text has for the loaded model; None while the worker is busy."""
         worker = self._process
-        if worker is None or self._model is None or self._running is not None:
+        if worker is None or self._model is None or self._running:
             return None
         return await worker.count_tokens(text)
 
@@ -253,26 +254,26 @@ class LocalBackend(ModelBackend):
         """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
         worker = self._process
         assert worker is not None
-        worker.send(command)
-        self._running = exchange = _Exchange(worker, command.request_id)
         watching = None
-        if isinstance(command, Generate) and self._model is not None:
-            longest = max(self._model.pass_ms, default=0.0) / 1e3
-            is_cancelled = lambda: self._cancelled.is_set() or exchange.cancelled  # noqa: E731
-            watching = asyncio.create_task(watch_over(worker, is_cancelled, longest))
-        try:
-            yield exchange
-        finally:
+        with worker.listened_to(command) as events:
+            worker.send(command)
+            self._running[command.request_id] = exchange = _Exchange(worker, command.request_id, events)
+            if isinstance(command, Generate) and self._model is not None:
+                longest = max(self._model.pass_ms, default=0.0) / 1e3
+                watching = asyncio.create_task(watch_over(worker, lambda: exchange.cancelled, longest))
             try:
-                if not exchange.finished:
-                    exchange.cancelled = True
-                    worker.send(Cancel(request_id=command.request_id))
-                    while not exchange.finished:
-                        await exchange.next_event()
+                yield exchange
             finally:
-                self._running = None
-                if watching is not None:
-                    watching.cancel()
+                try:
+                    if not exchange.finished:
+                        exchange.cancelled = True
+                        worker.send(Cancel(request_id=command.request_id))
+                        while not exchange.finished:
+                            await exchange.next_event()
+                finally:
+                    del self._running[command.request_id]
+                    if watching is not None:
+                        watching.cancel()
 
     def _send(self, command: Command) -> None:
         if self._process is not None:
@@ -335,17 +336,18 @@ class LocalBackend(ModelBackend):
 class _Exchange:
     """Reads the events of one command, up to its final one. `channel` is that of the newest text."""
 
-    def __init__(self, worker: WorkerProcess, request_id: int) -> None:
+    def __init__(self, worker: WorkerProcess, request_id: int, events: asyncio.Queue[AnyEvent]) -> None:
         self.request_id = request_id
+        self._events = events
         self.finished = self.cancelled = False
         self.channel = ""
         self._process = worker
 
     async def next_event(self) -> AnyEvent:
         """Return the next event of this command, or how the worker ended; what else failed in it is in its log."""
-        event = await self._process.events.get()
+        event = await self._events.get()
         while getattr(event, "request_id", self.request_id) != self.request_id and self._process.alive:
-            event = await self._process.events.get()
+            event = await self._events.get()
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, _FINAL)
         return event

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,9 @@ from cpuchat.protocol.messages import (
     CountTokens,
     Failed,
     Generate,
+    LoadModel,
+    Measure,
+    Score,
     Shutdown,
     ShuttingDown,
     TokensCounted,
@@ -121,8 +124,9 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
 class WorkerProcess:
     """A running worker, as `start` makes one. Use it from one event loop only.
 
-    `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
-    closed or killed from here. A thread of its own writes to its pipe, which may be full.
+    `events` holds what it reported, without what is of requests that are `listened_to`, and, once it is gone, one last
+    `Failed`, as each queue does: "worker_died", or "interrupted" when it was closed or killed from here. A thread of
+    its own writes to its pipe, which may be full.
 
     Attributes:
         log: its standard error; outlives it.
@@ -139,6 +143,8 @@ class WorkerProcess:
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         self._shutting_down = asyncio.Event()  # or gone
         self._failure: Failed | None = None  # with which it was ended from here
+        self._end: Failed | None = None  # once it has exited
+        self._answers: dict[int, asyncio.Queue[AnyEvent]] = {}
         self._counts: dict[int, asyncio.Future[int | None]] = {}
         self._count_ids = itertools.count(1)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{self.pid}")
@@ -159,6 +165,20 @@ class WorkerProcess:
     async def finished(self) -> None:
         """Wait until the process has exited."""
         await self._gone.wait()
+
+    @contextlib.contextmanager
+    def listened_to(self, command: LoadModel | Generate | Measure | Score) -> Iterator[asyncio.Queue[AnyEvent]]:
+        """Yield the queue with the events of a command; what a load reports names no request."""
+        if isinstance(command, LoadModel):
+            yield self.events
+            return
+        events = self._answers[command.request_id] = asyncio.Queue()
+        if self._end is not None:
+            events.put_nowait(self._end)
+        try:
+            yield events
+        finally:
+            del self._answers[command.request_id]
 
     def send(self, command: Command) -> None:
         """Queue a frame for the worker without waiting. Frames to a worker that has exited are dropped."""
@@ -231,7 +251,7 @@ class WorkerProcess:
                     if (counted := self._counts.get(event.request_id)) is not None and not counted.done():
                         counted.set_result(event.n_tokens)
                 else:
-                    self.events.put_nowait(event)
+                    self._answers.get(getattr(event, "request_id", 0), self.events).put_nowait(event)
             if data:
                 return
         except BlockingIOError:
@@ -274,7 +294,9 @@ class WorkerProcess:
                 message=f"The inference worker crashed: {exit_reason(status, tail, broken)}.",
                 hint=f"{_NO_INSTRUCTION if status == -signal.SIGILL else ''}Log: {self.log}",
             )
-        self.events.put_nowait(failure)
+        self._end = failure
+        for events in (self.events, *self._answers.values()):
+            events.put_nowait(failure)
         for counted in self._counts.values():
             if not counted.done():
                 counted.set_result(None)

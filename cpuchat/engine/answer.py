@@ -15,6 +15,7 @@ from cpuchat.engine.decoding.decode import Decoder, DecodeResult, Prefill, Prefi
 from cpuchat.engine.decoding.guided import AnswerGrammar, CallGuide, Grammar, ReasoningLimit, call_markers
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
+from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.threads import CpuWait
@@ -43,13 +44,26 @@ from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
 @dataclass
 class LoadedModel:
-    """A model with everything that answers need. `template`: None: the model has none."""
+    """A model with everything that answers need.
+
+    Attributes:
+        template: None: the model has none.
+        states: the stores of all lanes.
+        speculator: of answers on the engine's thread; `beside` that of each lane for other answers, without the draft
+            model, which can follow one answer.
+    """
 
     model: Model
     template: ChatTemplate | None
-    states: StateStore
+    lanes: list[StateStore]
     speculator: Speculator
+    beside: list[Speculator]
     chunking: PrefillChunking
+
+    @property
+    def states(self) -> StateStore:
+        """Return the store of the first lane."""
+        return self.lanes[0]
 
 
 LOOK_SECONDS = 1.0
@@ -58,7 +72,7 @@ LOOK_SECONDS = 1.0
 
 class AnswerRun:
     """Answers one request. `arrived`: `perf_counter()` when the request reached this process. `emit`: takes every
-    event."""
+    event. `abort`: stops it; None: it runs on the engine's thread, where that of the engine does."""
 
     def __init__(
         self,
@@ -67,14 +81,17 @@ class AnswerRun:
         arrived: float,
         emit: Callable[[Event], None],
         output_thread: OutputThread,
+        abort: AbortFlag | None = None,
     ) -> None:
         self._loaded = loaded
+        self._is_beside = abort is not None
+        self.abort = abort or loaded.model.sequence.abort
         self._output_thread = output_thread
         self._command = command
         self._arrived = arrived
         self._emit = emit
         self._vocab = vocab = loaded.model.vocab
-        self._sequence = loaded.model.sequence
+        self._store, self._sequence = loaded.states, loaded.model.sequence  # of its lane, once it has one
         if command.grammar and (command.stop or command.ignore_eos):
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
         self._guide = grammar = None
@@ -109,19 +126,35 @@ class AnswerRun:
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
-        loaded, store = self._loaded, self._loaded.states
-        loaded.model.pool.begin_answer(perf_counter())
+        if not self._is_beside:
+            self._loaded.model.pool.begin_answer(perf_counter())
         try:
             prompt = self._build_prompt()
-            start = store.begin(prompt, self._command.state)
         except Aborted:
             self._finish("cancelled", Timings())
             return
         except ContextFull as error:
-            largest = loaded.model.info.n_ctx_train
+            largest = self._loaded.model.info.n_ctx_train
             if not largest or self._sequence.n_ctx < largest:
                 error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
             raise
+        self._store = self._loaded.states.take(prompt, self._command.state)
+        self._sequence = self._store.sequence
+        before, self._sequence.abort = self._sequence.abort, self.abort
+        try:
+            self._answer(prompt)
+        finally:
+            self._sequence.release()
+            self._sequence.abort = before
+            self._store.give_back()
+
+    def _answer(self, prompt: RenderedPrompt) -> None:
+        loaded, store = self._loaded, self._store
+        try:
+            start = store.begin(prompt, self._command.state)
+        except Aborted:
+            self._finish("cancelled", Timings())
+            return
         self._reuse, self._prompt_tokens = start.reuse, prompt.tokens
         prefilled = self._prefill(prompt, start)
         if prefilled is None:
@@ -133,6 +166,7 @@ class AnswerRun:
             result = self._decode(prompt, prefilled)
             self._look_at_cores()
         finally:
+            self._sequence.release()
             store.record(prompt, result.tokens)
         n, speculation = len(result.tokens), self._speculation
         timings = Timings(
@@ -156,7 +190,7 @@ class AnswerRun:
 
     def _prompt_builder(self) -> PromptBuilder:
         histories = self._loaded.states.histories(self._command.state.owner)
-        return PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._sequence.abort)
+        return PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self.abort)
 
     def _build_prompt(self) -> RenderedPrompt:
         command, builder = self._command, self._prompt_builder()
@@ -213,7 +247,7 @@ class AnswerRun:
             )
 
         try:
-            return prefill(loaded.states, prompt, start, loaded.chunking, on_progress)
+            return prefill(self._store, prompt, start, loaded.chunking, on_progress)
         except Aborted:
             evaluated = max(len(self._sequence), done) - start.n
             prompt_ms = 1e3 * (perf_counter() - since)
@@ -221,7 +255,8 @@ class AnswerRun:
             return None
 
     def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
-        command, speculator, is_eog = self._command, self._loaded.speculator, self._vocab.is_eog
+        command, loaded, is_eog = self._command, self._loaded, self._vocab.is_eog
+        speculator = loaded.beside[self._sequence.id] if self._is_beside else loaded.speculator
         stops, ends_itself = command.stop, command.ignore_eos or command.grammar
         if self._loaded.template is None and command.prompt is None and not ends_itself:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
@@ -283,7 +318,7 @@ class AnswerRun:
     def _finish(self, stop_reason: StopReason, timings: Timings, tokens: Iterable[int] = ()) -> None:
         sequence, tells = self._sequence, self._command.output.tokens
         reuse = self._reuse
-        if reuse is not None and (note := self._loaded.states.take_note()):
+        if reuse is not None and (note := self._store.take_note()):
             reuse = msgspec.structs.replace(reuse, note=note)
         timings = msgspec.structs.replace(
             timings, n_past=len(sequence), n_ctx=sequence.n_ctx, seed=self._sampler.seed, reuse=reuse

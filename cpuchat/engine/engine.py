@@ -16,7 +16,9 @@ from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculat
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, available_for_model, describe
+from cpuchat.engine.llama.passes import Passes
 from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.engine.llama.threads import leave_cores
 from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper
 from cpuchat.engine.scoring import Scorer
 from cpuchat.engine.states.files import DiskWriter, StateFiles, WriteBudget
@@ -45,9 +47,12 @@ from cpuchat.protocol.model_info import ModelInfo
 class Engine:
     """Loads one model at a time and answers with it, until it is closed.
 
-    All methods but the three around `cancel` belong to one thread, which also computes. Expected failures become
-    `Failed` events; the model then stays loaded, unless the load failed. `emit`: takes every event; called on the
-    engine's thread, and for text on the output thread. `budget`: how much of saved chats may be written to disk."""
+    All methods but those around `cancel` and `…_beside` belong to one thread, which also computes. Expected failures
+    become `Failed` events; the model then stays loaded, unless the load failed. `emit`: takes every event; called on
+    the threads of answers, and for text on the output thread. `budget`: how much of saved chats may be written to disk.
+
+    An answer that is alone runs on the engine's thread. Up to `parallel` of them run at once, the others on threads of
+    their own (`engine.llama.passes`); the engine's evaluates their tokens, with its own answer or in `run_beside`."""
 
     def __init__(self, emit: Callable[[Event], None], budget: WriteBudget | None = None) -> None:
         bindings.start()
@@ -59,18 +64,28 @@ class Engine:
         self._writer = DiskWriter()
         self._model: Model | None = None
         self._loaded: LoadedModel | None = None
-        self._answer: AnswerRun | None = None
+        self._answers: dict[int, AnswerRun] = {}
+        self._beside: dict[int, AbortFlag] = {}
         self._setup: SpeculationSetup | None = None
         self._scorer: Scorer | None = None
         self._template: TemplateHelper | None = None
 
-    def cancel(self) -> None:
-        """Cancel the load or the answer under way, or the next one. From any thread; holds until `clear_cancel`."""
-        self._abort.set()
+    def cancel(self, request_id: int = 0) -> None:
+        """Cancel that answer if it runs beside the engine's thread, else what is under way there, or the next one. From
+        any thread; the latter holds until `clear_cancel`."""
+        self._beside.get(request_id, self._abort).set()
+        self._wake()
 
     def cancel_for_good(self) -> None:
         """Cancel everything from now on. From any thread; `close` still saves."""
-        self._abort.set_permanently()
+        for flag in (self._abort, *list(self._beside.values())):
+            flag.set_permanently()
+        self._wake()
+
+    def _wake(self) -> None:
+        model = self._model
+        if model is not None and model.passes is not None:
+            model.passes.wake()
 
     def clear_cancel(self) -> None:
         """End the effect of `cancel`. From any thread."""
@@ -122,6 +137,7 @@ class Engine:
         limit = min(command.state_limit, max(left, 0) // 2)
         of_draft = (None, "") if draft is None else (draft.sequence, draft.state_key())
         states = StateStore(model.sequence, model.vocab.raw_piece, limit, files, self._budget, *of_draft)
+        lanes = [states, *(states.beside(lane) for lane in model.lanes if lane is not model.sequence)]
         partial = model.sequence.partial_bytes
         model.info = msgspec.structs.replace(
             model.info,
@@ -129,7 +145,8 @@ class Engine:
             partial_state=partial,
             takes_effort=template is not None and template.takes_effort,
         )
-        self._loaded = LoadedModel(model, template, states, setup.speculator, PrefillChunking.of(model))
+        beside = [setup.speculator.beside() for _ in lanes] if model.passes is not None else []
+        self._loaded = LoadedModel(model, template, lanes, setup.speculator, beside, PrefillChunking.of(model))
         return model.info
 
     def _start_template(self, header: GGUFHeader) -> None:
@@ -140,9 +157,9 @@ class Engine:
     def _on_progress(self, phase: str, done: int, total: int) -> None:
         self._emit(LoadProgress(phase=phase, done=done, total=total))
 
-    def end_reasoning(self) -> None:
-        """Let the answer under way end its reasoning. From any thread."""
-        answer = self._answer
+    def end_reasoning(self, request_id: int) -> None:
+        """Let that answer end its reasoning if it is under way. From any thread."""
+        answer = self._answers.get(request_id)
         if answer is not None:
             answer.reasoning.end()
 
@@ -151,8 +168,61 @@ class Engine:
         process, by `perf_counter`; None: now."""
         arrived = perf_counter() if arrived is None else arrived
         with self._answering(command.request_id):
-            self._answer = AnswerRun(self._ready(), command, arrived, self._emit, self._output_thread)
-            self._answer.run()
+            self._run_answer(command, arrived)
+
+    def _run_answer(self, command: Generate, arrived: float) -> None:
+        request_id = command.request_id
+        flag = self._beside.get(request_id)
+        answer = AnswerRun(self._ready(), command, arrived, self._emit, self._output_thread, flag)
+        self._answers[request_id] = answer
+        try:
+            answer.run()
+        finally:
+            self._answers.pop(request_id, None)
+
+    @property
+    def parallel(self) -> int:
+        """Return how many answers may run at once."""
+        return len(self._loaded.lanes) if self._loaded is not None else 1
+
+    def begin_beside(self, key: int) -> None:
+        """Expect `generate_beside` on a thread of its own until `end_beside`; `key` is the request's ID. From any
+        thread, while the engine's answers, or is in `run_beside`."""
+        self._beside[key] = AbortFlag()
+        self._passes.begin_beside()
+
+    def end_beside(self, key: int) -> None:
+        del self._beside[key]
+        self._passes.end_beside()
+
+    @property
+    def _passes(self) -> Passes:
+        passes = self._ready().model.passes
+        assert passes is not None
+        return passes
+
+    def generate_beside(self, command: Generate | CountTokens, arrived: float) -> None:
+        """Answer as `generate`, or `count_tokens`, after `begin_beside`. On a thread of its own."""
+        leave_cores()
+        try:
+            if isinstance(command, CountTokens):
+                self.count_tokens(command)
+            else:
+                self._run_answer(command, arrived)
+        except CpuchatError as error:
+            self._emit(Failed.of(error, command.request_id))
+
+    @property
+    def n_beside(self) -> int:
+        """Return how many answers run, or are about to, on threads of their own."""
+        return len(self._beside)
+
+    def run_beside(self) -> None:
+        """Compute for the answers on other threads, until there are none."""
+        if self._beside:
+            self._writer.pause()
+            self._passes.run_beside()
+            self._rest()
 
     def measure(self, command: Measure) -> None:
         with self._answering(command.request_id):
@@ -191,8 +261,8 @@ class Engine:
         except CpuchatError as error:
             self._emit(Failed.of(error, request_id))
         finally:
-            self._answer = None
-            self._rest()
+            if not self._beside:
+                self._rest()
 
     def _ready(self) -> LoadedModel:
         if self._loaded is None:
@@ -208,8 +278,10 @@ class Engine:
     def forget(self, chat_id: str) -> None:
         """Drop a deleted chat from memory and disk, and draft from it no more; end a scoring job."""
         self._end_scoring()
-        if self._loaded is not None and self._loaded.states.forget(chat_id):
-            self._loaded.speculator.forget()
+        loaded = self._loaded
+        if loaded is not None and any([lane.forget(chat_id) for lane in loaded.lanes]):
+            for speculator in (loaded.speculator, *loaded.beside):
+                speculator.forget()
 
     def count_tokens(self, command: CountTokens) -> None:
         """Count the tokens of a text or a prompt. Ends with `TokensCounted`."""
@@ -229,7 +301,8 @@ class Engine:
         if self._setup is not None:
             self._setup.save()
         if self._loaded is not None:
-            self._loaded.states.save()
+            for lane in self._loaded.lanes:
+                lane.save()
 
     def close(self) -> None:
         self._free()
@@ -240,7 +313,8 @@ class Engine:
         """Save the chat, unless `is_cancelled` meanwhile, and free the model."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            loaded.states.close(is_cancelled)
+            for lane in reversed(loaded.lanes):
+                lane.close(is_cancelled)
         self._free_model()
 
     def _free_model(self) -> None:

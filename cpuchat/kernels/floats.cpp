@@ -26,39 +26,40 @@ constexpr int block_cells = 64, most_values = 256, most_rows = 6;
 using Half = uint16_t;
 constexpr Half minus_infinity = 0xfc00;
 
-// Up to `most_rows` rows of a KV head.
+// Up to `most_rows` rows of a KV head, in a sequence of the pass.
 struct Tile {
-    int64_t kv_head, first, n_rows;
+    int64_t sequence, kv_head, first, n_rows;
 };
 
 struct Shape {
     const ggml_tensor *q, *k, *v, *mask;
     int64_t n_values, n_heads, n_kv_heads, n_cells, n_shared, n_rows, n_tiles, n_parts;  // tiles of a KV head
+    int64_t all_tiles;  // of all KV heads of all sequences, each of which has cells of its own
     float scale;
 
     explicit Shape(const ggml_tensor* op) : q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]) {
         n_values = q->ne[0], n_heads = q->ne[2], n_kv_heads = k->ne[2], n_cells = k->ne[1];
         n_shared = n_heads / n_kv_heads, n_parts = (n_cells + part_cells - 1) / part_cells;
-        n_rows = q->ne[1] * n_shared, n_tiles = (n_rows + most_rows - 1) / most_rows;
+        n_rows = q->ne[1] * n_shared, n_tiles = (n_rows + most_rows - 1) / most_rows, all_tiles = n_tiles * n_kv_heads * q->ne[3];
         memcpy(&scale, op->op_params, sizeof scale);
     }
     // Rows of a KV head are ordered by token, then head.
     int64_t token(int64_t row) const { return row / n_shared; }
     int64_t head(int64_t kv_head, int64_t row) const { return kv_head * n_shared + row % n_shared; }
-    // Tile i of all KV heads, one head after the other.
+    // Tile i of all KV heads of all sequences, one head after the other.
     Tile tile(int64_t i) const {
-        const int64_t first = i % n_tiles * most_rows;
-        return {i / n_tiles, first, std::min<int64_t>(most_rows, n_rows - first)};
+        const int64_t first = i % n_tiles * most_rows, head = i / n_tiles;
+        return {head / n_kv_heads, head % n_kv_heads, first, std::min<int64_t>(most_rows, n_rows - first)};
     }
 
     // What a row has found in a part: its maximum, the sum of its weights, and from 8 on the weighted values.
     int64_t found_floats() const { return n_values + 8; }
     int64_t tile_floats() const { return most_rows * found_floats(); }
-    bool has_tiles_enough(int64_t n_threads) const { return n_tiles * n_kv_heads >= 2 * n_threads; }
+    bool has_tiles_enough(int64_t n_threads) const { return all_tiles >= 2 * n_threads; }
 };
 
-const char* at(const ggml_tensor* t, int64_t i1, int64_t i2) {
-    return static_cast<const char*>(t->data) + i1 * t->nb[1] + i2 * t->nb[2];
+const char* at(const ggml_tensor* t, int64_t i1, int64_t i2, int64_t i3) {
+    return static_cast<const char*>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
 }
 
 __m256 halves(const char* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
@@ -159,9 +160,9 @@ template <int R> void run(const Shape& s, int64_t part, const Tile& tile, float*
     Rows<R> rows;
     for (int i = 0; i < R; i++) {
         const int64_t token = s.token(tile.first + i);
-        const float* q = reinterpret_cast<const float*>(at(s.q, token, s.head(tile.kv_head, tile.first + i)));
+        const float* q = reinterpret_cast<const float*>(at(s.q, token, s.head(tile.kv_head, tile.first + i), tile.sequence));
         for (int64_t d = 0; d < s.n_values; d++) rows.q[i][d] = q[d] * s.scale;
-        rows.masks[i] = s.mask ? reinterpret_cast<const Half*>(at(s.mask, token, 0)) : nullptr;
+        rows.masks[i] = s.mask ? reinterpret_cast<const Half*>(at(s.mask, token, 0, tile.sequence)) : nullptr;
         rows.to[i] = to + i * s.found_floats();
         std::fill_n(rows.to[i], s.found_floats(), 0.0f);
         rows.to[i][0] = -INFINITY;
@@ -169,9 +170,9 @@ template <int R> void run(const Shape& s, int64_t part, const Tile& tile, float*
     for (int64_t cell = part * part_cells, end = std::min(s.n_cells, cell + part_cells); cell < end; cell += block_cells) {
         const int n = static_cast<int>(std::min<int64_t>(block_cells, end - cell));
         if (std::all_of(rows.masks, rows.masks + R, [&](const Half* mask) { return is_hidden(mask, cell, n); })) continue;
-        rows.score(s, at(s.k, cell, tile.kv_head), cell, n);
+        rows.score(s, at(s.k, cell, tile.kv_head, tile.sequence), cell, n);
         for (int i = 0; i < R; i++) rows.weigh(s, i);
-        rows.add_values(s, at(s.v, cell, tile.kv_head), n);
+        rows.add_values(s, at(s.v, cell, tile.kv_head, tile.sequence), n);
     }
 }
 
@@ -193,7 +194,8 @@ void add_part(const Shape& s, int64_t n_rows, float* total, const float* found) 
 
 void write_results(const Shape& s, const Tile& tile, const float* total, float* results) {
     for (int64_t row = tile.first; row < tile.first + tile.n_rows; row++, total += s.found_floats()) {
-        float* out = results + (s.token(row) * s.n_heads + s.head(tile.kv_head, row)) * s.n_values;
+        const int64_t token = tile.sequence * s.q->ne[1] + s.token(row);
+        float* out = results + (token * s.n_heads + s.head(tile.kv_head, row)) * s.n_values;
         for (int64_t d = 0; d < s.n_values; d++) out[d] = total[1] == 0 ? 0.0f : total[8 + d] / total[1];
     }
 }
@@ -218,22 +220,22 @@ bool is_attention_covered(const ggml_tensor* op) {
     float special[2];  // ALiBi's bias and the cap of the scores
     memcpy(special, op->op_params + 1, sizeof special);
     return q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 && !op->src[4] &&
-           special[0] == 0 && special[1] == 0 && q->ne[3] == 1 && k->ne[3] == 1 &&
+           special[0] == 0 && special[1] == 0 && k->ne[3] == q->ne[3] && v->ne[3] == q->ne[3] &&
            q->ne[0] == k->ne[0] && q->ne[0] == v->ne[0] && q->ne[0] % 16 == 0 && q->ne[0] <= most_values &&
            k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && k->ne[1] % 8 == 0 && k->nb[0] == 2 && v->nb[0] == 2 &&
-           (!mask || (mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 && mask->ne[3] == 1));
+           (!mask || (mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 && mask->ne[3] == q->ne[3]));
 }
 
 size_t attention_bytes(const ggml_tensor* op, int n_threads) {
     const Shape s(op);
-    const int64_t in_parts = s.has_tiles_enough(n_threads) ? 0 : s.n_tiles * s.n_kv_heads * s.n_parts;
+    const int64_t in_parts = s.has_tiles_enough(n_threads) ? 0 : s.all_tiles * s.n_parts;
     return std::max(n_threads * (tiles_at_once + 1), in_parts) * s.tile_floats() * sizeof(float);
 }
 
 void attend(const ggml_compute_params* params, ggml_tensor* op) {
     const Shape s(op);
     float *memory = static_cast<float*>(params->wdata), *results = static_cast<float*>(op->data);
-    const int64_t n_tiles = s.n_tiles * s.n_kv_heads, at_once = std::clamp<int64_t>(n_tiles / (2 * params->nth), 1, tiles_at_once);
+    const int64_t n_tiles = s.all_tiles, at_once = std::clamp<int64_t>(n_tiles / (2 * params->nth), 1, tiles_at_once);
     const bool whole = s.has_tiles_enough(params->nth);
     const int64_t n_units = whole ? (n_tiles + at_once - 1) / at_once : n_tiles * s.n_parts;
     if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -243,8 +245,8 @@ void attend(const ggml_compute_params* params, ggml_tensor* op) {
             float* own = memory + params->ith * (tiles_at_once + 1) * s.tile_floats();
             run_tiles(s, unit * at_once, std::min(n_tiles, (unit + 1) * at_once), own, results);
         } else {  // all tiles of a part, which is in a cache, before the next part
-            const int64_t kv_head = unit / s.n_tiles / s.n_parts, part = unit / s.n_tiles % s.n_parts;
-            const int64_t i = kv_head * s.n_tiles + unit % s.n_tiles;
+            const int64_t head = unit / s.n_tiles / s.n_parts, part = unit / s.n_tiles % s.n_parts;
+            const int64_t i = head * s.n_tiles + unit % s.n_tiles;
             run_tile(s, part, s.tile(i), memory + (i * s.n_parts + part) * s.tile_floats());
         }
     }

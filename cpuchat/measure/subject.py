@@ -16,7 +16,7 @@ from cpuchat.hardware.sysfs import cpuinfo_values, read_text
 from cpuchat.hardware.topology import ROOT
 from cpuchat.protocol.options import EngineOptions
 
-_NOT_OF_DECODING: Final = ("n_ctx", "n_batch", "n_ubatch", "mlock")
+_NOT_OF_DECODING: Final = ("n_ctx", "n_batch", "n_ubatch", "mlock", "prefill_share")
 """Options of the engine that do not change how fast this machine decodes."""
 
 

@@ -31,7 +31,7 @@ from cpuchat.models.engine_version import COPIES_SNAPSHOTS, SNAPSHOTS
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
 from cpuchat.models.kernels import chosen_types, instructions_used, rows_of
-from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.messages import AUTO_PARALLEL, LoadOptions
 
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
@@ -236,7 +236,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
     `weights` the file's tensors, without those that are given back at the load; `repack` the private repacked copy of
     some of them; `kv` the KV cache and recurrent state; `compute` buffers of the engine and the process. `reclaimable`
     is the part of `weights` that the system may drop because `repack` replaces it, or of which a token reads rows from
-    disk (`lazy_bytes`)."""
+    disk (`lazy_bytes`). `kv` is that of `parallel` answers, each of `n_ctx` tokens."""
 
     weights: int
     repack: int
@@ -244,6 +244,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
     compute: int
     reclaimable: int = 0
     n_ctx: int = 0
+    parallel: int = 1
 
     @property
     def total(self) -> int:
@@ -261,7 +262,8 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         if self.repack:
             parts.append(f"repacked copy {gigabytes(self.repack)}")
         if self.kv:
-            parts.append(f"KV cache {gigabytes(self.kv)} ({self.n_ctx} tokens)")
+            times = f"{self.parallel} × " if self.parallel > 1 else ""
+            parts.append(f"KV cache {gigabytes(self.kv)} ({times}{self.n_ctx} tokens)")
         if draft is not None:
             parts.append(f"draft {gigabytes(draft.min_bytes)}")
         return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {gigabytes(self.compute)}"
@@ -470,13 +472,15 @@ def required_memory(
         # each tile keeps what it found in each.
         tile = 4 * _TILE_ROWS * (header.key_length + 8)
         graph += _n_cpus() * max(2 * -(-n_ctx // _PART_CELLS), _TILES + 1) * tile
+    n_lanes = 1 if state_bytes(header) else options.parallel or 1
     return MemoryNeed(
         weights=header.size - given_back,
         repack=repack,
-        kv=kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
+        kv=n_lanes * kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
         reclaimable=lazy if locked else lazy + replaced,
         n_ctx=n_ctx,
+        parallel=n_lanes,
     )
 
 
@@ -485,8 +489,13 @@ def plan_memory(
 ) -> tuple[MemoryNeed, int]:
     """Return what a load with these options takes, and how many snapshots of a recurrent state are kept.
 
-    The context is that of `choose_context`; there are fewer snapshots where memory is short."""
+    The context is that of `choose_context`; there are fewer snapshots where memory is short. Where nobody chose how
+    many answers run at once, their KV caches take at most half of what one leaves."""
     n_ctx = choose_context(header, options, available)
+    if not options.parallel and not state_bytes(header):
+        alone = required_memory(header, options, n_ctx, n_outputs)
+        more = max(available - alone.min_bytes, 0) // 2 // max(alone.kv, 1)
+        options = msgspec.structs.replace(options, parallel=min(1 + more, AUTO_PARALLEL))
     n_rs_seq = snapshots(header, options)
     need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
     while n_rs_seq and need.min_bytes > available:

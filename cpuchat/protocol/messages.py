@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -97,6 +97,9 @@ EFFORTS: Final = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high"
 """Words for how much to reason, and the tokens that they stand for where a template wants a number (-1: no limit)."""
 ANSWER_SHARE: Final = 8
 """Of the context, one part in so many is kept for the answer at most."""
+AUTO_PARALLEL: Final = 4
+"""Answers at once where nobody chose: with more, each is much slower than alone."""
+MAX_PARALLEL: Final = 32
 FRAME_SECONDS: Final = 0.08
 """Shortest time between two events with text, unless a request says otherwise."""
 
@@ -131,10 +134,12 @@ class Speculation(DraftOptions, frozen=True):  # pyright: ignore[reportGeneralTy
 class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] msgspec allows it
     """Options of a load.
 
-    `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is what the first answer
-    asks for: some engines can change that only by a new start. `calibrate`: measure what passes cost, for adaptive
-    draft depth, unless that was done before."""
+    `parallel` answers may run at once, each with a context of `n_ctx` tokens; 0: as many as there is memory for, up to
+    `AUTO_PARALLEL`. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is what
+    the first answer asks for: some engines can change that only by a new start. `calibrate`: measure what passes cost,
+    for adaptive draft depth, unless that was done before."""
 
+    parallel: Annotated[int, msgspec.Meta(ge=0, le=MAX_PARALLEL)] = 1
     draft_path: str = ""
     speculation: Speculation = Speculation()
     calibrate: bool = False

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import sys
 import threading
 import traceback
+from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -71,46 +72,79 @@ class _Output:
 
 
 class _EngineThread(threading.Thread):
-    """Owns the engine: runs one command after the other. If it ends abnormally, so does the process, which the parent
-    sees."""
+    """Owns the engine: runs one command after the other. While it answers, further answers that the engine can run at
+    once begin on threads of their own, in order, up to the first other command, which waits until it is alone. If it
+    ends abnormally, so does the process, which the parent sees."""
 
     def __init__(self, output: _Output) -> None:
         super().__init__(name="engine")
         self._output = output
-        self._commands: queue.SimpleQueue[tuple[AnyCommand, float]] = queue.SimpleQueue()
         self._engine: Engine | None = None
-        self._lock = threading.Lock()  # over the three below
-        self._waiting: set[int] = set()
+        self._changed = threading.Condition()  # over those below
+        self._commands: deque[tuple[AnyCommand, float]] = deque()
         self._cancelled: set[int] = set()
-        self._running = 0
+        self._running: set[int] = set()
+        self._is_answering = False
 
     def submit(self, command: AnyCommand) -> None:
         """Queue a command. Called from the main thread as soon as the command has arrived."""
-        with self._lock:
-            self._waiting.add(_request_id(command))
-        self._commands.put((command, perf_counter()))
+        with self._changed:
+            self._commands.append((command, perf_counter()))
+            self._start_beside()
+            self._changed.notify()
 
     def cancel(self, request_id: int) -> None:
         """Stop that request if it runs or waits, else do nothing. Called from the main thread."""
-        with self._lock:
-            if request_id in self._waiting:
+        with self._changed:
+            if any(request_id == _request_id(command) for command, _ in self._commands):
                 self._cancelled.add(request_id)
             if (engine := self._engine_at(request_id)) is not None:
-                engine.cancel()
+                engine.cancel(request_id)
 
     def end_reasoning(self, request_id: int) -> None:
         """End the reasoning of that request if it runs, else do nothing. Called from the main thread."""
-        with self._lock:
+        with self._changed:
             if (engine := self._engine_at(request_id)) is not None:
-                engine.end_reasoning()
+                engine.end_reasoning(request_id)
 
     def _engine_at(self, request_id: int) -> Engine | None:
-        return self._engine if request_id and request_id == self._running else None
+        return self._engine if request_id and request_id in self._running else None
+
+    def _start_beside(self) -> None:
+        """Start what comes next and may run beside what is running. The lock is held."""
+        engine = self._engine
+        while engine is not None and self._is_answering and self._commands and engine.parallel > 1:
+            command, arrived = self._commands[0]
+            has_lane = len(self._running) < engine.parallel
+            if not (isinstance(command, CountTokens) or (isinstance(command, Generate) and has_lane)):
+                return
+            self._commands.popleft()
+            self._begin(engine, command)
+            threading.Thread(target=self._run_beside, args=(engine, command, arrived), daemon=True).start()
+
+    def _begin(self, engine: Engine, command: AnyCommand) -> None:
+        """Note that a command runs from now on; one that was cancelled while it waited is stopped at once."""
+        request_id = _request_id(command)
+        if self._is_answering:
+            engine.begin_beside(_key(command))
+        self._running |= {request_id} - {0}
+        if request_id in self._cancelled:
+            engine.cancel(request_id)
+        self._cancelled.discard(request_id)
+
+    def _run_beside(self, engine: Engine, command: Generate | CountTokens, arrived: float) -> None:
+        try:
+            self._run_command(command, lambda: engine.generate_beside(command, arrived))
+        finally:
+            with self._changed:
+                self._running.discard(_request_id(command))
+                engine.end_beside(_key(command))
+                self._start_beside()
 
     def shut_down(self) -> None:
         """Stop everything, save, end. Called from the main thread."""
-        with self._lock:
-            self._cancelled |= self._waiting
+        with self._changed:
+            self._cancelled |= {_request_id(command) for command, _ in self._commands}
             if self._engine is not None:
                 self._engine.cancel_for_good()
         self.submit(Shutdown())
@@ -144,7 +178,7 @@ class _EngineThread(threading.Thread):
                 )
             )
             return
-        with self._lock:
+        with self._changed:
             self._engine = engine
         self._output.emit(WorkerReady(engine=info))
         gc.freeze()  # full collections would walk all modules, in the middle of an answer
@@ -156,38 +190,56 @@ class _EngineThread(threading.Thread):
             engine.close()
 
     def _run_next(self, engine: Engine) -> bool:
-        """Run the next command; False ends the thread."""
-        try:
-            command, arrived = self._commands.get(timeout=IDLE_SECONDS)
-        except queue.Empty:
+        """Run the next command, alone or as the first of several answers; False ends the thread."""
+        if not self._changed_within(IDLE_SECONDS):
             try:
                 engine.idle()
             except Exception:  # nothing waits for this, and the next request may succeed
                 traceback.print_exc()
-            command, arrived = self._commands.get()
-        request_id = _request_id(command)
-        with self._lock:
-            self._waiting.discard(request_id)
-            self._running = request_id
-            if request_id in self._cancelled:
-                engine.cancel()
-            self._cancelled.discard(request_id)
+            self._changed_within(None)
+        with self._changed:
+            command, arrived = self._commands.popleft()
+            self._begin(engine, command)
+            self._is_answering = isinstance(command, Generate)
+            self._start_beside()
+        if isinstance(command, Shutdown):
+            return False
         try:
-            match command:
-                case Shutdown():
-                    return False
-                case LoadModel():
-                    engine.load(command)
-                case Generate():
-                    engine.generate(command, arrived)
-                case Measure():
-                    engine.measure(command)
-                case Score():
-                    engine.score(command)
-                case ForgetChat():
-                    engine.forget(command.chat_id)
-                case CountTokens():
-                    engine.count_tokens(command)
+            self._run_command(command, lambda: self._run_here(engine, command, arrived))
+        finally:
+            with self._changed:  # a cancellation applies to one command only
+                self._running.discard(_request_id(command))
+                engine.clear_cancel()
+                self._start_beside()
+        while self._is_answering:
+            engine.run_beside()
+            with self._changed:
+                self._is_answering = engine.n_beside > 0
+        return not self._output.closed
+
+    def _changed_within(self, seconds: float | None) -> bool:
+        """Wait for a command; returns False when there was none in this time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._commands), seconds)
+
+    def _run_here(self, engine: Engine, command: AnyCommand, arrived: float) -> None:
+        match command:
+            case LoadModel():
+                engine.load(command)
+            case Generate():
+                engine.generate(command, arrived)
+            case Measure():
+                engine.measure(command)
+            case Score():
+                engine.score(command)
+            case ForgetChat():
+                engine.forget(command.chat_id)
+            case CountTokens():
+                engine.count_tokens(command)
+
+    def _run_command(self, command: AnyCommand, run: Callable[[], None]) -> None:
+        try:
+            run()
         except Exception as error:  # a bug of ours must reach the user as a message and the log as a traceback
             traceback.print_exc()
             self._output.emit(
@@ -195,21 +247,21 @@ class _EngineThread(threading.Thread):
                     code="error",
                     message=f"Internal error in the worker: {type(error).__name__}: {error}.",
                     hint="See the worker's log for details.",
-                    request_id=request_id,
+                    request_id=_request_id(command),
                 )
             )
             if isinstance(command, CountTokens):
                 self._output.emit(TokensCounted(request_id=command.request_id))
-        finally:
-            with self._lock:  # a cancellation applies to one command only
-                self._running = 0
-                engine.clear_cancel()
-        return not self._output.closed
 
 
 def _request_id(command: AnyCommand) -> int:
     """Return the request id; 0 for commands that cannot be cancelled."""
     return command.request_id if isinstance(command, LoadModel | Generate | Measure | Score) else 0
+
+
+def _key(command: AnyCommand) -> int:
+    """Return a number of its own for a command beside others: those of counts are counted apart."""
+    return -command.request_id if isinstance(command, CountTokens) else _request_id(command)
 
 
 def serve(input_descriptor: int, output_descriptor: int) -> int:

@@ -223,6 +223,8 @@ class Decoder:
 
     def _next_pass(self, speculator: Speculator) -> StopReason | None:
         tokens = self._tokens
+        if self._sequence.has_company:  # such a pass tells nothing of what drafts cost
+            return self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
         proposal = speculator.propose(tokens, self._limit - len(tokens) - 1)
         start = perf_counter()
         if start >= self._next_update:

@@ -59,6 +59,7 @@ class Speculator:
         uncalibrated: DraftsOff | None = UNCALIBRATED,
         known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
+        self._costs, self._uncalibrated = costs, uncalibrated
         self._permanently_disabled = self.disabled = disabled
         self._plain_ms = costs.verify_ms[0] if costs is not None else None
         self._max_depth = max_depth
@@ -82,6 +83,11 @@ class Speculator:
         self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
         self._was_asked = False
         self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
+
+    def beside(self) -> Speculator:
+        """Return one for answers beside this one's, without the draft model."""
+        disabled = self._permanently_disabled
+        return Speculator(self._costs, max_depth=self._max_depth, disabled=disabled, uncalibrated=self._uncalibrated)
 
     def forget(self) -> None:
         self._index.set_text(())
@@ -309,7 +315,9 @@ def _load_draft(
             notes.append(f"No draft model: {verdict.reason}")
             return None
         trained = header.n_ctx_train or target.sequence.n_ctx
-        options = msgspec.structs.replace(command.options, n_ctx=min(target.sequence.n_ctx, trained), draft_path="")
+        options = msgspec.structs.replace(
+            command.options, n_ctx=min(target.sequence.n_ctx, trained), draft_path="", parallel=1
+        )
         draft = Model.load(
             path, options, target.pool, on_progress=on_progress, abort=abort, available=max(available, 0)
         )

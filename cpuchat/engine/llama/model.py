@@ -7,6 +7,7 @@ completed (`plan_load`) before it sees them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -22,6 +23,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.base.errors import (
+    CpuchatError,
     DoesNotFit,
     GenerationFailed,
     Interrupted,
@@ -35,6 +37,7 @@ from cpuchat.engine.llama import bindings, kernels
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.evidence import read_evidence
 from cpuchat.engine.llama.head_sequence import EagleSequence, HeadSequence
+from cpuchat.engine.llama.passes import Lane, Passes
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab, check_bytes, special_types
@@ -44,7 +47,7 @@ from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.engine_version import NO_MEMORY, NOT_LOCKED
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory
+from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory, state_bytes
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.heads import HeadKind, title
@@ -99,8 +102,14 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
         )
     check_options(header, options)
     notes: list[str] = []
+    if options.parallel != 1 and (reason := _not_parallel(header, options)):
+        notes.append(f"One answer at a time: {reason}.")
+        options = msgspec.structs.replace(options, parallel=1)
     need, n_rs_seq = plan_memory(header, options, available, n_outputs)
     n_ctx, n_batch = need.n_ctx, min(options.n_batch, need.n_ctx)
+    if need.parallel == 1 and not options.parallel:
+        notes.append("One answer at a time: there is no memory for the KV cache of another one.")
+    options = msgspec.structs.replace(options, parallel=need.parallel)
     check_fit(need, available, header, options)
     if options.mlock:
         size, (soft, hard) = need.weights + need.repack, resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -118,6 +127,17 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
         )
     options = msgspec.structs.replace(options, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(options.n_ubatch, n_batch))
     return LoadPlan(options, need, n_outputs, n_rs_seq, tuple(notes))
+
+
+def _not_parallel(header: GGUFHeader, options: LoadOptions) -> str:
+    """Return why several answers of this model cannot run at once; "" where they can."""
+    if state_bytes(header):
+        return "llama.cpp cannot evaluate recurrent states of several answers in one pass that is the same as alone"
+    if options.draft_path:
+        with contextlib.suppress(CpuchatError):  # without it, which the load will say
+            if same_file(options.draft_path, header.path) or read_model(Path(options.draft_path)).is_head:
+                return "a draft head follows one answer"
+    return ""
 
 
 def check_options(header: GGUFHeader, options: LoadOptions) -> None:
@@ -223,7 +243,7 @@ def bring_in(header: GGUFHeader, cpus: Collection[int], on_progress: Progress, a
 
 
 class Model:
-    """A loaded model with its context and the one sequence that chats use.
+    """A loaded model with its context and the sequences that chats use: `lanes`, of which `sequence` is the first.
 
     Made, used and freed on one thread. `load` is the way to get one. `pool`: the threads that it computes on; its own,
     unless it was loaded onto those of another model. `kernel_types`: the tensor types that cpuchat's kernels multiply,
@@ -242,6 +262,8 @@ class Model:
         self.pool: ThreadPool
         self.vocab: Vocab
         self.sequence: Sequence
+        self.lanes: Collection[Sequence] = ()
+        self.passes: Passes | None = None
         self.info: ModelInfo
 
     @classmethod
@@ -350,19 +372,27 @@ class Model:
         logits are NaN or infinite."""
         on_progress("warming", 0, 1)
         n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
-        self._context = self._new_context(n_threads, self.options.n_ctx, self.plan.n_outputs)
+        n_lanes = self.options.parallel
+        sizes = (self.options.n_ctx, self.plan.n_outputs, n_lanes)  # the last one: a pass has a token of each lane
+        self._context = self._new_context(n_threads, *sizes, n_lanes=n_lanes)
+        if n_lanes > 1:
+            self.passes = Passes(self._context, self.plan.n_outputs, self.options.prefill_share)
         if isinstance(threads, ThreadPool):
             self.pool = threads
         else:
             self.pool = self._own_pool = ThreadPool(threads, self.options.poll, roams)
-        sequence = self.sequence = self._new_sequence(self._context)
+        if self.passes is None:
+            self.lanes = [self._new_sequence(self._context)]
+        else:
+            self.lanes = self.passes.lanes = [self._new_lane(self.passes, id) for id in range(n_lanes)]
+        sequence = self.sequence = self.lanes[0]
         row = sequence.step(max(self.vocab.bos, 0))
         if not np.isfinite(row).all():
             raise ModelDamaged(
                 f"{self.header.path.name} produces NaN or infinite logits.",
                 "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another quantization.",
             )
-        sequence.find_divisions()
+        sequence.find_divisions(self.lanes)
         sequence.clear()
         if sequence.is_recurrent:
             sequence.rollback = detect_rollback(sequence)
@@ -431,12 +461,15 @@ class Model:
         sequence.free()
         llama.llama_free(sequence.context)
 
-    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int, min_batch: int = 0, *, head: Any = None) -> Any:
+    def _new_context(
+        self, n_threads: int, n_ctx: int, n_outputs: int, min_batch: int = 0, *, head: Any = None, n_lanes: int = 1
+    ) -> Any:
         options = self.options
         params = llama.llama_context_default_params()
-        params.n_ctx = n_ctx
+        params.n_ctx = n_ctx * n_lanes
         params.n_batch, params.n_ubatch = max(options.n_batch, min_batch), max(options.n_ubatch, min_batch)
-        params.n_seq_max = 1
+        params.n_seq_max = n_lanes
+        params.kv_unified = False  # each lane has cells of its own (`passes`)
         # 0 would reserve one row of logits for every token of a batch.
         params.n_outputs_max = n_outputs
         params.n_threads = params.n_threads_batch = n_threads
@@ -477,6 +510,12 @@ class Model:
         self.pool.attach(sequence)
         return sequence
 
+    def _new_lane(self, passes: Passes, id: int) -> Lane:
+        n_window = int(llama.llama_model_n_swa(self._model))
+        lane = Lane(self._context, passes, n_vocab=self.vocab.n_tokens, abort=self._abort, n_window=n_window, id=id)
+        self.pool.attach(lane)
+        return lane
+
     def _describe(self, fingerprint: str, load_ms: float) -> None:
         header, plan = self.header, self.plan
         notes = list(self._notes)
@@ -508,6 +547,7 @@ class Model:
             fills_in=self.vocab.fill_tokens is not None,
             load_ms=load_ms,
             fingerprint=fingerprint,
+            parallel=self.options.parallel,
             work=model_work(header, self.options, alike=ALIKE),
             notes=tuple(notes),
             evidence=read_evidence(self._model, self.pool.threads.ids),
@@ -528,6 +568,7 @@ class Model:
                 options.type_v,
                 options.flash_attn,
                 "long" if self._is_long(self.sequence.n_ctx) else "",
+                *((f"parallel {self.options.parallel}",) if self.options.parallel > 1 else ()),
                 bindings.engine_info().llama_commit,
             )
         )
@@ -541,8 +582,10 @@ class Model:
         """Free everything in the order that llama.cpp needs. Calling it again does nothing."""
         if self._context:
             bindings.detach_threadpool(self._context)
-            if hasattr(self, "sequence"):
-                self.sequence.free()
+            for lane in self.lanes:
+                lane.free()
+            if self.passes is not None:
+                self.passes.free()
             llama.llama_free(self._context)
             self._context = None
         if self._own_pool is not None:

@@ -21,7 +21,8 @@ of the pinned llama.cpp.) Which way works is found out by doing it (`detect_roll
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -51,9 +52,10 @@ class Rollback:
     kind: RollbackKind = "exact"
     note = ""
 
-    def __init__(self, kv_cache: Any, max_draft: int = MAX_DEPTH) -> None:
+    def __init__(self, kv_cache: Any, max_draft: int = MAX_DEPTH, id: int = TEXT) -> None:
         self.max_draft = max_draft
         self._kv_cache = kv_cache
+        self._id = id
 
     def checkpoint(self) -> None:
         """Remember the present state as the only one to roll back to."""
@@ -72,7 +74,7 @@ class Rollback:
             How many tokens the KV cache holds now: the caller evaluates the rest of `n` again. None when that was not
             possible; the KV cache must be cleared then.
         """
-        return n if llama.llama_memory_seq_rm(self._kv_cache, TEXT, n, -1) else None
+        return n if llama.llama_memory_seq_rm(self._kv_cache, self._id, n, -1) else None
 
 
 class Bounded(Rollback):
@@ -140,7 +142,7 @@ def request_rollback(params: Any, n_rs_seq: int) -> None:
         params.kv_unified = True  # one cache for both, each with room for the whole context
 
 
-_OK, _NO_SLOT, ABORTED = 0, 1, 2
+OK, _NO_SLOT, ABORTED = 0, 1, 2
 _MAX_ROWS = 256
 
 
@@ -153,7 +155,7 @@ class Aborted(Exception):
 
 
 class Sequence:
-    """Sequence 0 of a context: `tokens` is always exactly what its KV cache holds.
+    """A sequence of a context: `tokens` is always exactly what its KV cache holds.
 
     Attention keeps tokens apart, so that the newest can be cut off at any place. A recurrent state cannot be cut, and a
     window-sized cache only as far as the window before the cut is still there. What cannot be cut is the partial state
@@ -165,8 +167,11 @@ class Sequence:
         abort: flag that stops a running batch.
         is_recurrent: the KV cache has a recurrent state, alone or beside attention.
         n_window: tokens of the attention window that some layers keep; 0: all layers keep everything.
+        id: of the sequence in the context.
+        lock: over the context, where others use it too.
 
     Attributes:
+        is_shared: the last pass was, or may have been, over tokens of other answers too.
         rollback: how rejected tokens are rolled back: attention's way, unless a probe has found another.
         decode_seconds: time spent inside llama_decode since it was last set to 0.
         is_divisible: beside the partial state there is attention that keeps every token.
@@ -178,9 +183,20 @@ class Sequence:
     """
 
     def __init__(
-        self, context: Any, *, n_vocab: int, abort: AbortFlag, is_recurrent: bool = False, n_window: int = 0
+        self,
+        context: Any,
+        *,
+        n_vocab: int,
+        abort: AbortFlag,
+        is_recurrent: bool = False,
+        n_window: int = 0,
+        id: int = TEXT,
+        lock: threading.RLock | None = None,
     ) -> None:
         self.context = context
+        self.id = id
+        self.lock = lock or threading.RLock()
+        self.is_shared = False
         self.is_recurrent = is_recurrent
         self.is_broken = False
         self.is_divisible = True
@@ -188,13 +204,13 @@ class Sequence:
         self._n_window = n_window
         self.abort = abort
         self.tokens: list[int] = []
-        self.n_ctx = int(llama.llama_n_ctx(context))
+        self.n_ctx = int(llama.llama_n_ctx_seq(context))
         self.n_batch = int(llama.llama_n_batch(context))
         self.n_ubatch = min(int(llama.llama_n_ubatch(context)), self.n_batch)
         self.decode_seconds = 0.0
         self.n_vocab = n_vocab
         self._kv_cache = llama.llama_get_memory(context)
-        self.rollback = Rollback(self._kv_cache)
+        self.rollback = Rollback(self._kv_cache, id=id)
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
         self.pool: ThreadPool | None = None
         self.on_evaluated: Callable[[int, int], None] | None = None
@@ -210,12 +226,13 @@ class Sequence:
         self._wanted = np.ctypeslib.as_array(self._batch.logits, shape)
         np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
         for i in range(self.n_batch):
-            self._batch.seq_id[i][0] = 0
+            self._batch.seq_id[i][0] = id
         # For one token: memoryviews and a plain call, because numpy's item access is slow when it isn't in the caches.
         self._first_token = memoryview(self._token.data).cast("B").cast("i")
         self._first_pos = memoryview(self._pos.data).cast("B").cast("i")
         self._is_stepping = False
         self._row: np.ndarray | None = None  # of the step before
+        self._offset = 0  # of its first token in the last pass
         self._rows: dict[int, np.ndarray] = {}  # views of llama.cpp's output buffer by address
 
     def __len__(self) -> int:
@@ -242,11 +259,11 @@ class Sequence:
         if self._row is not None and self._is_stepping:
             # As the step before. llama.cpp keeps its row where it is while no batch asks for more than one.
             self.evaluate((token,), True)
-            return self._row
+            return self._row if self._is_stepping else self.logits(0)
         self._wanted[0] = 1
         self._batch.n_tokens = 1
         self.evaluate((token,), True)
-        self._is_stepping = True
+        self._is_stepping = not self.is_shared
         self._row = self.logits(0)
         return self._row
 
@@ -260,11 +277,12 @@ class Sequence:
                 flag = self._never if whole else self.abort
                 llama.llama_set_abort_callback(self.context, flag.callback, flag.data)
         start = perf_counter()
-        if self.pool is not None:
-            self.pool.prepare(self, start)
-        status = llama.llama_decode(self.context, self._batch)
+        with self.lock:
+            if self.pool is not None:
+                self.pool.prepare(self, start)
+            status = llama.llama_decode(self.context, self._batch)
         self.decode_seconds += perf_counter() - start
-        if status == _OK:
+        if status == OK:
             past = len(self.tokens)
             self.tokens.extend(tokens)
             self._passes += 1
@@ -274,21 +292,39 @@ class Sequence:
         if self.is_recurrent:
             self.is_broken = True
         else:  # llama.cpp keeps those of an unfinished batch's ubatches that did finish
-            held = int(llama.llama_memory_seq_pos_max(self._kv_cache, 0)) + 1
+            held = int(llama.llama_memory_seq_pos_max(self._kv_cache, self.id)) + 1
             past = len(self.tokens)
             self.tokens.extend(tokens[: max(held - past, 0)])
             self.truncate(min(held, past + len(tokens)))
+        raise self.failure(status)
+
+    def failure(self, status: int) -> Exception:
+        """Return what to raise for what llama_decode returned."""
         if status == ABORTED:
-            raise Aborted
+            return Aborted()
         if status == _NO_SLOT:
-            raise GenerationFailed(f"The context of {self.n_ctx:,} tokens is full.", "Start a new chat or raise --ctx.")
+            hint = "Start a new chat or raise --ctx."
+            return GenerationFailed(f"The context of {self.n_ctx:,} tokens is full.", hint)
         reason = " ".join(bindings.log.lines(errors_only=True)[-2:]) or f"code {status}"
-        raise GenerationFailed(f"llama.cpp failed to evaluate a batch: {reason}.", "Retry, or reload the model.")
+        return GenerationFailed(f"llama.cpp failed to evaluate a batch: {reason}.", "Retry, or reload the model.")
+
+    @property
+    def has_company(self) -> bool:
+        """Return whether the next pass may be over tokens of other answers too."""
+        return False
+
+    @property
+    def is_evaluated_here(self) -> bool:
+        """Return whether this thread evaluates the batches of all answers: it cannot wait for one."""
+        return True
+
+    def release(self) -> None:
+        """Need the rows of the last pass no longer: others may go on."""
 
     def logits(self, index: int) -> np.ndarray:
         """Return the logits of the token at `index` of the last batch: float32 of shape (n_vocab,), a view that is
         valid until the next batch. Raises GenerationFailed: that token has no logits."""
-        address = bindings.logits_address(self.context, index)
+        address = bindings.logits_address(self.context, index + self._offset)
         row = self._rows.get(address)
         if row is None:
             if not address:
@@ -311,27 +347,30 @@ class Sequence:
 
     def first_held(self) -> int:
         """Return the first position that every layer still holds; -1: nothing is held."""
-        return int(llama.llama_memory_seq_pos_min(self._kv_cache, 0)) if self._n_window else 0
+        return int(llama.llama_memory_seq_pos_min(self._kv_cache, self.id)) if self._n_window else 0
 
     def truncate(self, n: int) -> int:
         """Drop all but the first `n` tokens; returns how many are left, 0 if they cannot be dropped in part."""
-        n = min(n, len(self.tokens))
-        if n == 0 or not self.can_cut(n):
-            self.clear()
-            return 0
-        if n < len(self.tokens) and not llama.llama_memory_seq_rm(self._kv_cache, 0, n, -1):
-            self.clear()
-        del self.tokens[n:]
-        return len(self.tokens)
+        with self.lock:
+            n = min(n, len(self.tokens))
+            if n == 0 or not self.can_cut(n):
+                self.clear()
+                return 0
+            if n < len(self.tokens) and not llama.llama_memory_seq_rm(self._kv_cache, self.id, n, -1):
+                self.clear()
+            del self.tokens[n:]
+            return len(self.tokens)
 
-    def find_divisions(self) -> None:
-        """Find out what a partial state is, with a token in the KV cache. Not all models with windows use them."""
+    def find_divisions(self, lanes: Collection[Sequence]) -> None:
+        """Find out what a partial state of these sequences of a context is, with a token in the KV cache of this one.
+        Not all models with windows use them."""
         size = self.state_size(partial=True)
         is_all = size == self.state_size()
-        self.is_divisible = not (is_all and self.is_recurrent)
-        if is_all:
-            self._n_window = 0
-        self.partial_bytes = size if self.is_recurrent else size * min(self._n_window, self.n_ctx)
+        for lane in lanes:
+            lane.is_divisible = not (is_all and self.is_recurrent)
+            if is_all:
+                lane._n_window = 0
+            lane.partial_bytes = size if self.is_recurrent else size * min(lane._n_window, self.n_ctx)
 
     @property
     def max_draft(self) -> int:
@@ -360,35 +399,42 @@ class Sequence:
             raise ValueError(f"cannot keep {n} of {len(self.tokens)} tokens with a checkpoint at {self._n_checkpoint}")
         if n == len(self.tokens):
             return 0
-        held = self.rollback.roll_back_to(n, self._n_checkpoint, self._passes)
-        again = self.tokens[held or 0 : n]
-        if held is None:
-            self.clear()
-        else:
-            del self.tokens[held:]
+        with self.lock:
+            held = self.rollback.roll_back_to(n, self._n_checkpoint, self._passes)
+            again = self.tokens[held or 0 : n]
+            if held is None:
+                self.clear()
+            else:
+                del self.tokens[held:]
         starts = range(0, len(again), self.n_batch)
         for at in starts:
             self.extend(again[at : at + self.n_batch], whole=True)
         return len(starts)
 
     def clear(self) -> None:
-        llama.llama_memory_clear(self._kv_cache, False)
-        self.tokens.clear()
+        with self.lock:
+            self._empty()
+            self.tokens.clear()
         if self.on_evaluated is not None:
             self.on_evaluated(0, 0)
         self._n_checkpoint, self.is_broken = 0, False
+
+    def _empty(self) -> None:
+        llama.llama_memory_clear(self._kv_cache, False)
 
     def first_saved(self) -> int:
         """Return the first position that every layer has in `state`: no more than a window before the end."""
         return max(self.first_held(), len(self.tokens) - self._n_window) if self._n_window else 0
 
     def state_size(self, *, partial: bool = False) -> int:
-        return int(llama.llama_state_seq_get_size_ext(self.context, 0, int(partial)))
+        with self.lock:
+            return int(llama.llama_state_seq_get_size_ext(self.context, self.id, int(partial)))
 
     def state(self, *, partial: bool = False) -> np.ndarray:
         """Return a copy of the KV cache, or of its partial state: uint8. Cannot be cancelled."""
-        data = np.empty(self.state_size(partial=partial), np.uint8)
-        n = llama.llama_state_seq_get_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
+        with self.lock:
+            data = np.empty(self.state_size(partial=partial), np.uint8)
+            n = llama.llama_state_seq_get_data_ext(self.context, _pointer(data), data.size, self.id, int(partial))
         return data[: int(n)]
 
     def set_state(self, tokens: Tokens[int], data: np.ndarray, *, partial: bool = False) -> bool:
@@ -397,16 +443,17 @@ class Sequence:
         llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
         with an empty sequence, when it was rejected. `partial`: go back to `tokens`, with which the KV cache begins, by
         their partial state."""
-        if not partial:
-            self.clear()
-        self.rollback.forget()
-        read = llama.llama_state_seq_set_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
-        if partial and read:
-            llama.llama_memory_seq_rm(self._kv_cache, 0, len(tokens), -1)
-        if not read or int(llama.llama_memory_seq_pos_max(self._kv_cache, 0)) + 1 != len(tokens):
-            self.clear()
-            return False
-        self.tokens, self.is_broken, self._n_checkpoint = list(tokens), False, 0
+        with self.lock:
+            if not partial:
+                self.clear()
+            self.rollback.forget()
+            read = llama.llama_state_seq_set_data_ext(self.context, _pointer(data), data.size, self.id, int(partial))
+            if partial and read:
+                llama.llama_memory_seq_rm(self._kv_cache, self.id, len(tokens), -1)
+            if not read or int(llama.llama_memory_seq_pos_max(self._kv_cache, self.id)) + 1 != len(tokens):
+                self.clear()
+                return False
+            self.tokens, self.is_broken, self._n_checkpoint = list(tokens), False, 0
         if self.on_evaluated is not None and not partial:
             self.on_evaluated(len(tokens), 0)
         return True

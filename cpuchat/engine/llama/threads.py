@@ -37,6 +37,13 @@ _TASKS: Final = Path("/proc/self/task")
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
 
 
+def leave_cores() -> None:
+    """Let the calling thread run on all CPUs of the process: it may come from one that is pinned."""
+    if hasattr(os, "sched_setaffinity") and ThreadPool.watches:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+
+
 class CpuWait:
     """Tells for which share of the time since it was made `n_threads` threads waited for a core that another program
     had: those that ran most, as threads which write text or states may wait for long."""

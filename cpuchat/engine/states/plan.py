@@ -40,6 +40,7 @@ def plan_reuse(prompt: bytes, most: int, memory: Sequence, states: Collection[St
         cost = (most - n + (MIN_TOKENS if base is not None else 0)) * token_seconds
         for one in (base, partial):
             if one is not None:
-                cost += one.restored_bytes / (_MEMORY_SPEED if one.data is not None else _DISK_SPEED)
+                is_here = one.data is not None or one.lane is not None
+                cost += one.restored_bytes / (_MEMORY_SPEED if is_here else _DISK_SPEED)
         plans.append(Plan(base, partial, n, shared, cost))
     return min(plans, key=lambda plan: plan.cost)

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.base.text import common_prefix
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.llama.vocab import MARK_BYTES
 from cpuchat.engine.text.reasoning import FORMATS
 from cpuchat.protocol.messages import Message, StateKey
@@ -241,6 +242,7 @@ class State:
         draft: the draft model's state, of a whole state.
         used: number of the request that used it last.
         is_once: of something that no second request has continued.
+        lane: that holds it now, of another answer: copied when it is used.
     """
 
     key: StateKey
@@ -255,6 +257,7 @@ class State:
     is_once: bool = False
     file: Path | None = None
     part: SavedPart | None = None
+    lane: Sequence | None = None
 
     def __len__(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
@@ -266,6 +269,7 @@ class State:
     @property
     def restored_bytes(self) -> int:
         own = self.data.nbytes if self.data is not None else self.part.nbytes if self.part is not None else 0
+        own = own if self.lane is None else self.lane.state_size()
         return own + (self.draft.restored_bytes if self.draft is not None else 0)
 
     @property

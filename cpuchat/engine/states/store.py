@@ -22,13 +22,15 @@ An example, with window-sized caches: some layers see the last 1,024 tokens, and
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Literal
+from typing import Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -68,6 +70,11 @@ _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _QUICK_SECONDS: Final = 0.25
 """Of a batch that a stop waits for."""
+_LOST_SHARE: Final = 0.5
+"""What a token of another conversation is worth that a lane loses, in tokens of the prompt that it holds: it is kept
+as a state if there is room."""
+_LOOK_SECONDS: Final = 0.1
+"""Seconds between two looks at whether an answer that waits for another one was stopped."""
 _MAX_STATES: Final = 128
 """Each one is compared with every prompt."""
 
@@ -93,8 +100,47 @@ class EvaluationStart:
     reuse: Reuse
 
 
+@dataclass
+class _Kept:
+    """What the stores of all lanes share: the states, and what was found out about the model and its clients.
+
+    Attributes:
+        requests: how many there were.
+        token_seconds: to evaluate one, followed.
+        note: for the user; "" once it was taken.
+        unwritten: heads.
+        heads: owners and tokens of prompts, the newest last.
+        changed: over all of this: a lane has evaluated a batch, or is free.
+    """
+
+    lanes: list[StateStore] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    requests: int = 0
+    token_seconds: float = 1e-3
+    note: str | None = None
+    unwritten: list[State] = field(default_factory=list)
+    heads: list[tuple[str, bytes]] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[StateStore, P], R]) -> Callable[Concatenate[StateStore, P], R]:
+    """Let one thread at a time run such methods of the stores of a model."""
+
+    @functools.wraps(method)
+    def run(self: StateStore, *args: P.args, **named: P.kwargs) -> R:
+        with self._kept.changed:
+            return method(self, *args, **named)
+
+    return run
+
+
 class StateStore:
-    """Keeps states of one loaded model. All methods belong to the engine's thread.
+    """Keeps states of one loaded model, for one of its lanes (`take`); those of the other ones share them (`beside`).
+    An answer calls the methods on its own thread.
 
     Args:
         piece: returns the text of one token, control tokens included.
@@ -113,6 +159,7 @@ class StateStore:
         budget: WriteBudget,
         draft: Sequence | None = None,
         draft_key: str = "",
+        kept: _Kept | None = None,
     ) -> None:
         self.sequence = sequence
         self.piece = piece
@@ -120,31 +167,60 @@ class StateStore:
         self._files = files
         self._budget = budget
         self._draft, self._draft_key = draft, draft_key
-        self._states: list[State] = []
-        self._requests = 0
-        self._token_seconds = 1e-3  # to evaluate one, followed
+        self._kept = kept or _Kept()
+        self._kept.lanes.append(self)
+        self.is_taken = self._has_begun = False
+        self._used = 0  # number of its last request
         self._prompt = b""
         self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
         self._copying = 0.0  # seconds of the last checkpoint
-        self._note: str | None = None  # "" once it was taken
-        self._unwritten: list[State] = []  # of heads
-        self._heads: list[tuple[str, bytes]] = []  # owners and tokens, the newest last
         self._head = self._common = 0  # tokens of the prompt's head, and those of them that earlier ones have too
         self._changed = 0  # tokens that the prompt has in common with what was there before
         self._due: set[int] = set()  # after how many tokens of the prompt a head is to be kept
+        self._unusable: list[Sequence] = []  # lanes that could not be copied for this prompt
         self.live = Live()
 
+    def beside(self, sequence: Sequence) -> StateStore:
+        """Return the store of another lane, which has the same states."""
+        shared = (self.piece, self.limit, self._files, self._budget, self._draft, self._draft_key, self._kept)
+        return StateStore(sequence, *shared)
+
+    @_alone
+    def take(self, prompt: RenderedPrompt, key: StateKey) -> StateStore:
+        """Return the free lane that holds most of the prompt and least of anything else; it is taken until
+        `give_back`."""
+        tokens, owner = token_bytes(prompt.tokens), _hashed(key.owner)
+
+        def worth(lane: StateStore) -> tuple[float, int]:
+            held, n = token_bytes(lane.sequence.tokens), len(lane.sequence)
+            shared = shared_tokens(held, tokens) if lane.live.key.owner == owner else 0
+            return shared - _LOST_SHARE * (n - shared), -lane._used
+
+        free = [lane for lane in self._kept.lanes if not lane.is_taken]
+        lane = max(free, key=worth) if len(free) > 1 else free[0]
+        lane.is_taken, lane._used = True, self._kept.requests + 1
+        return lane
+
+    @_alone
+    def give_back(self) -> None:
+        self.is_taken = self._has_begun = False
+        self._kept.changed.notify_all()
+
+    @_alone
     def histories(self, owner: str) -> tuple[TokenHistory, ...]:
         owner = _hashed(owner)
-        live = self.live.history if owner == self.live.key.owner else TokenHistory()
+        live = [lane.live.history for lane in self._kept.lanes if owner == lane.live.key.owner] or [TokenHistory()]
         self._find_saved()
-        return (live, *(one.history for one in self._states if one.key.owner == owner and one.history is not None))
+        return (
+            *live,
+            *(one.history for one in self._kept.states if one.key.owner == owner and one.history is not None),
+        )
 
     def _find_saved(self) -> None:
         """Bring the list of what is on disk up to date."""
         if self._files is None:
             return
-        known = {(one.file, one.part): one for one in self._states if one.file is not None}
+        known = {(one.file, one.part): one for one in self._kept.states if one.file is not None}
         for file, index in self._files.indexes():
             for part in index.parts:
                 if known.pop((file, part), None) is None:
@@ -153,16 +229,17 @@ class StateStore:
                         state.history = index.history
                         if index.draft is not None and index.draft_key == self._draft_key:
                             state.draft = _saved(file, index, index.draft)
-                    self._states.append(state)
+                    self._kept.states.append(state)
         for gone in known.values():  # written anew, or deleted
             gone.file = gone.part = None
             if gone.data is None:
-                self._states.remove(gone)
+                self._kept.states.remove(gone)
 
+    @_alone
     def begin(self, prompt: RenderedPrompt, key: StateKey) -> EvaluationStart:
         """Go to where `prompt` is evaluated soonest. What the KV cache loses of another conversation by that is kept.
         Raises Aborted: stopped while a state was read from disk; nothing has changed."""
-        self._requests += 1
+        self._kept.requests += 1
         owner = _hashed(key.owner)
         named = StateKey(owner=owner, chat=kv_stem(key.chat), on_disk=True) if key.chat else None
         if owner != self.live.key.owner:  # neither figures nor times tell others what is in a prompt
@@ -173,7 +250,8 @@ class StateStore:
         start, self._prompt = perf_counter(), token_bytes(prompt.tokens)
         row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
         max_tokens = len(prompt.tokens) - (row is None)
-        plan = self._best(max_tokens)
+        self._unusable.clear()
+        plan = self._best_after_others(max_tokens)
         base = self.live if plan.base is None or plan.base.key == self.live.key else plan.base
         head = self._head = prompt.head(self.piece) if owner else 0
         held = len(plan.base if plan.base is not None else self.sequence)
@@ -208,12 +286,14 @@ class StateStore:
             again=again,
         )
         self._at, self._seconds = plan.n, 0.0
+        self._has_begun = self.is_taken
         return EvaluationStart(plan.n, row if plan.n == len(prompt.tokens) else None, reuse)
 
+    @_alone
     def resume(self) -> None:
         """Bring back what a client used last before a restart, so that its next request finds it in the KV cache."""
         self._find_saved()
-        last = next((one for one in self._states if one.is_whole and one.key.owner and one.file is not None), None)
+        last = next((one for one in self._kept.states if one.is_whole and one.key.owner and one.file is not None), None)
         if last is None or self.sequence.tokens or len(last) > self.sequence.n_ctx:
             return
         data = self._loaded(last)
@@ -226,6 +306,7 @@ class StateStore:
         history = last.history.copy() if last.history is not None else TokenHistory()
         self.live = Live(last.key, history, kind=last.kind)
 
+    @_alone
     def places(self, prompt: RenderedPrompt, at: int) -> list[int]:
         """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`.
 
@@ -243,9 +324,12 @@ class StateStore:
         the head, and what it has in common with earlier ones. Heads that are kept count as used."""
         owner, head, due = self.live.key.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
         kept = self._own(StateKind.HEAD)
-        before = (*(tokens for other, tokens in self._heads if other == owner), *(one.tokens for one in kept))
+        before = (*(tokens for other, tokens in self._kept.heads if other == owner), *(one.tokens for one in kept))
         common = max((shared_tokens(head, tokens) for tokens in before), default=0)
-        self._heads = [*[one for one in self._heads if one != (owner, head)][1 - _KNOWN_HEADS :], (owner, head)]
+        self._kept.heads = [
+            *[one for one in self._kept.heads if one != (owner, head)][1 - _KNOWN_HEADS :],
+            (owner, head),
+        ]
         self._use_head([one for one in kept if head.startswith(one.tokens)])
         if at < common < self._head and self.sequence.partial_bytes:
             common = max(prompt.line_start(common, self.piece), at)
@@ -266,12 +350,13 @@ class StateStore:
         if not heads:
             return
         head = max(heads, key=len)
-        head.used, head.is_once = self._requests, False
+        head.used, head.is_once = self._kept.requests, False
         if head.file is not None and self._files is not None:
             self._files.touch(head.file)
-        elif head not in self._unwritten:
-            self._unwritten.append(head)
+        elif head not in self._kept.unwritten:
+            self._kept.unwritten.append(head)
 
+    @_alone
     def keep_head(self) -> None:
         """Keep what the KV cache holds if that is a head that is due; it is written once it is used a second time."""
         n, live = len(self.sequence), self.live
@@ -281,9 +366,9 @@ class StateStore:
         name = hashlib.sha256(live.key.owner.encode() + tokens).hexdigest()[:20]
         key = StateKey(owner=live.key.owner, chat=name, on_disk=live.key.on_disk)
         state = State(key, tokens, StateKind.HEAD, self.sequence.state())
-        state.first, state.used, state.history = self.sequence.first_saved(), self._requests, TokenHistory()
+        state.first, state.used, state.history = self.sequence.first_saved(), self._kept.requests, TokenHistory()
         state.is_once = n > self._common
-        self._states.append(state)
+        self._kept.states.append(state)
         if not state.is_once:
             self._use_head([state])
         heads = reversed(self._own(StateKind.HEAD))  # those of earlier runs: the newest last
@@ -295,32 +380,61 @@ class StateStore:
     def _write_heads(self) -> None:
         """Begin to write the next head, if nothing else is written and it may be."""
         files = self._files
-        self._unwritten = [one for one in self._unwritten if one in self._states and one.key.on_disk]
-        if files is None or files.writer.is_busy or not self._unwritten or not self._budget.allows():
+        self._kept.unwritten = [one for one in self._kept.unwritten if one in self._kept.states and one.key.on_disk]
+        if files is None or files.writer.is_busy or not self._kept.unwritten or not self._budget.allows():
             return
-        state = self._unwritten.pop(0)
+        state = self._kept.unwritten.pop(0)
         if state.restored_bytes <= files.limit:
             files.write(state.key.chat, [state], self._draft_key)
             self._budget.spend(state.restored_bytes)
 
     def _own(self, *kinds: StateKind) -> list[State]:
         """Return the states of the present owner; of some kinds only, if any is given."""
-        own = (one for one in self._states if one.key.owner == self.live.key.owner)
+        own = (one for one in self._kept.states if one.key.owner == self.live.key.owner)
         return [one for one in own if not kinds or one.kind in kinds]
 
     def _best(self, max_tokens: int) -> Plan:
         """Return the cheapest way to the first `max_tokens` tokens of the prompt, or fewer."""
-        return plan_reuse(self._prompt, max_tokens, self.sequence, self._own(), self._token_seconds)
+        states = [*self._own(), *self._in_other_lanes()]
+        return plan_reuse(self._prompt, max_tokens, self.sequence, states, self._kept.token_seconds)
+
+    def _others(self) -> list[StateStore]:
+        """Return the other lanes with something of the present owner."""
+        return [one for one in self._kept.lanes if one is not self and one.live.key.owner == self.live.key.owner]
+
+    def _in_other_lanes(self) -> Iterator[State]:
+        """Yield what the other lanes hold now, as states: copied if they are used."""
+        for lane in self._others():
+            sequence, live = lane.sequence, lane.live
+            if len(sequence) >= MIN_TOKENS and sequence not in self._unusable:
+                with sequence.lock:
+                    tokens, first = token_bytes(sequence.tokens), sequence.first_saved()
+                yield State(live.key, tokens, live.kind, first=first, history=live.history, lane=sequence)
+
+    def _best_after_others(self, max_tokens: int) -> Plan:
+        """Return the cheapest way, once other lanes have evaluated what their prompts have in common with this one."""
+        while True:
+            plan = self._best(max_tokens)
+            ahead = 0
+            waits = not (self.sequence.abort.is_set() or self.sequence.is_evaluated_here)
+            for lane in self._others() if waits else ():
+                shared = min(shared_tokens(lane._prompt, self._prompt), max_tokens)
+                if lane._has_begun and len(lane.sequence) < shared:
+                    ahead = max(ahead, shared - plan.n)
+            if ahead < _MIN_HEAD:
+                return plan
+            self._kept.changed.wait(_LOOK_SECONDS)
 
     def _go(self, plan: Plan) -> Literal["", "memory", "disk"] | None:
         """Take the KV cache to the end of a plan; returns where its states were. None: one could not be used, and is
         dropped. Raises Aborted: stopped while a state was read; nothing has changed."""
         sequence, base = self.sequence, plan.base
         states = [one for one in (base, plan.partial) if one is not None]
-        source = "" if not states else "disk" if any(one.data is None for one in states) else "memory"
+        on_disk = any(one.data is None and one.lane is None for one in states)
+        source = "" if not states else "disk" if on_disk else "memory"
         loaded: list[tuple[State, np.ndarray]] = []
         for one in states:
-            one.used = self._requests
+            one.used = self._kept.requests
             if (data := self._loaded(one)) is None:
                 return self._drop(one)
             loaded.append((one, data))
@@ -338,11 +452,17 @@ class StateStore:
         return source if sequence.truncate(plan.n) == plan.n else self._drop(base)
 
     def _drop(self, state: State | None) -> None:
-        self._states = [one for one in self._states if one is not state]
+        if state is not None and state.lane is not None:
+            self._unusable.append(state.lane)
+        self._kept.states = [one for one in self._kept.states if one is not state]
 
     def _loaded(self, state: State) -> np.ndarray | None:
         """Return the data of a state; what was read from disk is kept if there is room. None: it is gone. Raises
         Aborted: stopped."""
+        if state.lane is not None:
+            with state.lane.lock:  # its answer may have gone on
+                state.tokens = token_bytes(state.lane.tokens)
+                return state.lane.state()
         if state.data is not None or state.file is None or state.part is None or self._files is None:
             return state.data
         if state.part.nbytes > available_bytes() // 2:
@@ -352,6 +472,7 @@ class StateStore:
             state.data = data
         return data
 
+    @_alone
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
         """Keep what the KV cache holds before it is used for something else: in memory, on disk if there is much
         new."""
@@ -389,29 +510,32 @@ class StateStore:
         if not has_room and not to_save:
             return None
         state = State(live.key, tokens, StateKind.WHOLE, sequence.state(), sequence.first_saved())
-        state.history, state.used, state.is_once = live.history.copy(), self._requests, live.is_once
+        state.history, state.used, state.is_once = live.history.copy(), self._kept.requests, live.is_once
         if draft is not None:
             state.draft = State(live.key, drafted, StateKind.WHOLE, draft.state())
         if has_room and not sequence.partial_bytes:
             extended = [one for one in self._own(StateKind.WHOLE) if tokens.startswith(one.tokens)]
-            self._states = [one for one in self._states if one not in extended or one in spared]
+            self._kept.states = [one for one in self._kept.states if one not in extended or one in spared]
         if has_room:
-            self._states.append(state)
+            self._kept.states.append(state)
         return state
 
     def is_quick(self, n: int) -> bool:
         """Return whether a stop can wait until a batch of `n` tokens is evaluated, and nothing of it is lost."""
-        return n * self._token_seconds <= _QUICK_SECONDS
+        return n * self._kept.token_seconds <= _QUICK_SECONDS
 
+    @_alone
     def evaluated(self, n: int, seconds: float) -> None:
         """Note that `n` tokens of the prompt took `seconds`; checkpoint if that is due: copying takes some time too."""
+        self._kept.changed.notify_all()
         self._seconds += seconds
         if n >= MIN_TOKENS:
-            self._token_seconds += (seconds / n - self._token_seconds) / 4
+            self._kept.token_seconds += (seconds / n - self._kept.token_seconds) / 4
         is_due = len(self.sequence) - self._at >= SPACING and self._copying <= _COPY_SHARE * self._seconds
         if is_due and self.sequence.partial_bytes:
             self.checkpoint()
 
+    @_alone
     def checkpoint(self, row: np.ndarray | None = None) -> None:
         """Keep what going back to here takes, and the `row` of logits after the last token."""
         sequence, start = self.sequence, perf_counter()
@@ -427,29 +551,32 @@ class StateStore:
             state.data = sequence.state(partial=True)
         if row is not None:
             state.row = row.copy()
-        state.used = self._requests
+        state.used = self._kept.requests
         self._drop(state)
-        self._states.append(state)
+        self._kept.states.append(state)
         self._at, self._seconds, self._copying = len(sequence), 0.0, perf_counter() - start
 
+    @_alone
     def record(self, prompt: RenderedPrompt, answer: list[int]) -> None:
         """Keep the text of what the KV cache holds now."""
         self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
         self._write_heads()
-        if self._files is not None and self._files.limit and self._note is None:
+        if self._files is not None and self._files.limit and self._kept.note is None:
             size = self.sequence.state_size()
             if size > self._files.limit:
-                self._note = (
+                self._kept.note = (
                     f"The KV cache of this chat ({size / 1e9:.1f} GB) is larger than engine.saved_kv_gb "
                     f"({self._files.limit / 1e9:g}): it is not kept for a restart. Raise the setting to keep it."
                 )
 
+    @_alone
     def take_note(self) -> str:
         """Return what the user should know, once."""
-        if note := self._note or "":
-            self._note = ""
+        if note := self._kept.note or "":
+            self._kept.note = ""
         return note
 
+    @_alone
     def save(self, *, at_end: bool = False) -> None:
         """Begin to write the conversation in the KV cache if enough of it would be lost.
 
@@ -485,6 +612,7 @@ class StateStore:
         files.write(self.live.key.chat, parts, self._draft_key)
         self._budget.spend(sum(one.restored_bytes for one in parts))
 
+    @_alone
     def forget(self, chat_id: str) -> bool:
         """Drop a chat, in memory and on disk, and what has no name and may tell of it; "": everything in memory.
 
@@ -492,7 +620,7 @@ class StateStore:
             Whether what the KV cache holds was dropped.
         """
         stem = kv_stem(chat_id)
-        self._states = [one for one in self._states if chat_id and one.key.chat != stem and one.key.on_disk]
+        self._kept.states = [one for one in self._kept.states if chat_id and one.key.chat != stem and one.key.on_disk]
         if self._files is not None:
             self._files.forget(stem)
         if chat_id and self.live.key.chat != stem and self.live.key.on_disk:
@@ -501,21 +629,25 @@ class StateStore:
         self.live = Live(StateKey(owner=self.live.key.owner))
         return True
 
+    @_alone
     def close(self, is_cancelled: Callable[[], bool]) -> None:
-        """Save what the KV cache holds, unless `is_cancelled` meanwhile."""
+        """Save what the KV cache holds, unless `is_cancelled` meanwhile; the first lane also what no lane does."""
         if (files := self._files) is not None:
             files.writer.finish(is_cancelled)
-            while self._unwritten and self._budget.allows() and not is_cancelled():
+            while self._kept.unwritten and self._budget.allows() and not is_cancelled():
                 self._write_heads()
                 files.writer.finish(is_cancelled)
             self.save(at_end=True)
             files.writer.finish(is_cancelled)
             files.drop(self.live.key.chat)
+            if self._kept.lanes[0] is not self:
+                return
             # And conversations that others came after.
-            kept = [one for one in self._states if one.kind is StateKind.WHOLE and one.history is not None]
+            live = [lane.live.key for lane in self._kept.lanes]
+            kept = [one for one in self._kept.states if one.kind is StateKind.WHOLE and one.history is not None]
             newest = {one.key: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
             for one in sorted(newest.values(), key=lambda one: -one.used)[:_SAVED_LEFT]:
-                is_due = one.file is None and one.key != self.live.key and one.key.on_disk and not one.is_once
+                is_due = one.file is None and one.key not in live and one.key.on_disk and not one.is_once
                 if is_due and self._budget.allows() and not is_cancelled():
                     files.write(one.key.chat, [one], self._draft_key)
                     self._budget.spend(one.restored_bytes)
@@ -524,22 +656,22 @@ class StateStore:
     @property
     def n_bytes(self) -> int:
         """Return the bytes of the memory tier in use."""
-        return sum(one.memory_bytes for one in self._states)
+        return sum(one.memory_bytes for one in self._kept.states)
 
     def _make_room(self, size: int, spared: Collection[State]) -> bool:
         """Drop the states whose loss costs least until `size` bytes fit; False when they do not."""
         if size > self.limit or size > available_bytes() // 2:
             return False
-        held = b""
-        while self.n_bytes + size > self.limit or sum(one.memory_bytes > 0 for one in self._states) >= _MAX_STATES:
-            left = [one for one in self._states if one.memory_bytes and one not in spared]
+        held: list[bytes] = []
+        while self.n_bytes + size > self.limit or sum(one.memory_bytes > 0 for one in self._kept.states) >= _MAX_STATES:
+            left = [one for one in self._kept.states if one.memory_bytes and one not in spared]
             if not left:
                 return False
             once = [one for one in left if one.is_once]
             n_bytes = sum(one.memory_bytes for one in once)
             if n_bytes * _ONCE_SHARE > self.limit or len(once) * _ONCE_SHARE > _MAX_STATES:
                 left = once
-            held = held or token_bytes(self.sequence.tokens)
+            held = held or [token_bytes(lane.sequence.tokens) for lane in self._kept.lanes]
             by_size = self.n_bytes + size > self.limit  # else there are too many
             victim = min(left, key=lambda one: self._worth(one, held) / (one.memory_bytes if by_size else 1))
             if victim.file is not None:
@@ -548,16 +680,17 @@ class StateStore:
                 self._drop(victim)
         return True
 
-    def _worth(self, state: State, held: bytes) -> float:
-        """Return the tokens that would be re-evaluated without a state, by its age; 0: it is of no use."""
-        others = [one for one in self._states if one is not state and one.key.owner == state.key.owner]
+    def _worth(self, state: State, held: list[bytes]) -> float:
+        """Return the tokens that would be re-evaluated without a state, by its age; 0: it is of no use. `held`: the
+        tokens of the lanes."""
+        others = [one for one in self._kept.states if one is not state and one.key.owner == state.key.owner]
         is_partial = not state.is_whole and state.restored_bytes > 0
-        holders = (held, *(one.tokens for one in others if one.is_whole))
+        holders = (*held, *(one.tokens for one in others if one.is_whole))
         if is_partial and not any(tokens.startswith(state.tokens) for tokens in holders):
             return 0.0  # nothing holds the attention that it goes back on
         before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or is_partial)]
         gap = len(state) - max(map(len, before), default=0) if state.restored_bytes else 1
-        return gap / (1 + self._requests - state.used)
+        return gap / (1 + self._kept.requests - state.used)
 
 
 def _saved(file: Path, index: Index, part: SavedPart) -> State:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -21,6 +22,7 @@ from cpuchat.costs.model import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions, instructions
@@ -197,6 +199,36 @@ def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> 
     assert np.array_equal(found, logits(model, TEXT, [512, 88, 3, 29]))
     assert np.array_equal(found, logits(model, TEXT, [512, 88, 32]))
     assert np.array_equal(found, logits(model, TEXT, [300, 332]))
+
+
+@needs_kernels
+def test_answers_beside_each_other_change_no_bit(load: Callable[..., Model]) -> None:
+    # Needs a library whose attention covers several sequences (`make setup` builds it).
+    model = load(DEMO, msgspec.structs.replace(LONG, parallel=3), threads=own_cpus()[:2])
+    passes = model.passes
+    assert passes is not None
+    lanes = list(zip(model.lanes, (TEXT[:600], TEXT[9:79], TEXT[3:8]), strict=True))
+
+    def write(lane: Sequence, text: list[int]) -> list[np.ndarray]:
+        for at in range(0, len(text), 512):
+            lane.extend(text[at : at + 512], n_outputs=1)
+        rows = [lane.logits(len(text) % 512 - 1).copy()]
+        for token in TEXT[:20]:
+            rows.append(lane.step(token).copy())
+        lane.release()
+        return rows
+
+    alone = [write(lane, text) for lane, text in lanes]
+    for lane, _ in lanes:
+        lane.clear()
+        passes.begin_beside()
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        written = [threads.submit(write, lane, text) for lane, text in lanes]
+        for one in written:
+            one.add_done_callback(lambda _: passes.end_beside())
+        passes.run_beside()
+    for before, after in zip(alone, written, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(before, after.result(), strict=True))
 
 
 @needs_kernels

@@ -1,0 +1,329 @@
+"""Passes over the tokens of several answers at once (continuous batching): one pass over four tokens costs little more
+than one over one.
+
+Each answer has a sequence of the context (a lane) and runs on a thread of its own, as if it were alone. Where it would
+call llama_decode it leaves its tokens here instead and waits. The engine's thread, to which the compute threads belong,
+evaluates what is there as soon as no answer needs the rows of the last pass any longer. An answer joins and leaves
+between passes.
+
+Each lane has cells of its own in the KV cache (`kv_unified` False), because then all that is known of one sequence
+holds for each: cells in the order of the tokens, so that attention over them gives the same bits as alone; a window
+that others do not push out; cutting and states. One cache for all would mix the cells of the lanes, and every token
+would go over all of them. The price: llama.cpp evaluates the lanes of one pass in step (split_equal in
+llama-batch.cpp), and only neighboring ones. So the tokens of a prompt get passes of their own, and a lane between two
+others gets a token too: the next one of its prompt, or one that is dropped afterwards.
+
+A prompt is read in slices between the passes of the other answers, which together get a share of the time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from cpuchat.engine.llama.bindings import AbortFlag, llama
+from cpuchat.engine.llama.sequence import OK, Aborted, Sequence
+
+_SLICE_SECONDS: Final = 0.2
+"""Of a slice of a prompt: how long the text of the others pauses, and a stop waits."""
+_BURST_SECONDS: Final = 1.0
+"""Of slices with one pass of the others between them: a short prompt is read nearly as fast as alone."""
+_TILE: Final = 64
+"""Slices are multiples of this where there is time for it: a tile of attention (`decode._TILE`)."""
+_MIN_SLICE: Final = 16  # tokens: of fewer, reading the weights takes most of the time
+
+
+class Lane(Sequence):
+    """The sequence of one of several answers at once, which shares passes with the others'."""
+
+    def __init__(self, context: Any, passes: Passes, *, n_vocab: int, abort: AbortFlag, n_window: int, id: int) -> None:
+        super().__init__(context, n_vocab=n_vocab, abort=abort, n_window=n_window, id=id, lock=passes.lock)
+        self._shared_passes = passes
+
+    @property
+    def has_company(self) -> bool:
+        return self._shared_passes.is_shared
+
+    @property
+    def is_evaluated_here(self) -> bool:
+        return self._shared_passes.is_here
+
+    def evaluate(self, tokens: Tokens[int], whole: bool) -> None:
+        passes = self._shared_passes
+        self.is_shared = passes.is_shared
+        if not self.is_shared:
+            self._offset = 0
+            passes.stop_with(self.abort)
+            super().evaluate(tokens, whole)
+            return
+        start, self._is_stepping = perf_counter(), False
+        try:
+            self._offset = passes.evaluate(self, tokens, int(self._wanted[: len(tokens)].sum()))
+        finally:
+            self.decode_seconds += perf_counter() - start
+        self._passes += 1
+
+    def read_batch(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return `n` tokens of the batch from `start` on, their positions, and which of them get a row of logits."""
+        end = start + n
+        return self._token[start:end], self._pos[start:end], self._wanted[start:end]
+
+    def release(self) -> None:
+        self._shared_passes.release(self)
+
+    def drop_unknown(self) -> None:
+        """Remove from the KV cache what is not in `tokens`."""
+        llama.llama_memory_seq_rm(self._kv_cache, self.id, len(self.tokens), -1)
+
+    def _empty(self) -> None:
+        llama.llama_memory_seq_rm(self._kv_cache, self.id, -1, -1)
+
+
+@dataclass(eq=False)
+class _Request:
+    """Tokens that an answer waits for; the first `done` of them are evaluated. `offset`: of the first token from the
+    beginning of the last pass; negative where an earlier pass had it."""
+
+    sequence: Lane
+    tokens: Tokens[int]
+    n_outputs: int
+    done: int = 0
+    offset: int = 0
+    error: Exception | None = None
+    is_over: bool = False
+    over: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def left(self) -> int:
+        return len(self.tokens) - self.done
+
+    @property
+    def is_step(self) -> bool:
+        """Return whether it decodes or verifies, in one pass: every token gets a row."""
+        return self.n_outputs == len(self.tokens)
+
+
+class Passes:
+    """Evaluates the lanes of one context. Made on the engine's thread.
+
+    Args:
+        n_outputs: rows of logits of a pass, at most.
+        share: of the time that prompts get while other answers are written.
+
+    Attributes:
+        lock: over the context: held by whoever calls llama.cpp for it.
+        lanes: all sequences, by their id.
+        is_shared: there are answers beside the one on the engine's thread, or without one there.
+    """
+
+    def __init__(self, context: Any, n_outputs: int, share: float) -> None:
+        self.context = context
+        self.lock = threading.RLock()
+        self.lanes: list[Lane] = []
+        self.is_shared = False
+        self._n_outputs = n_outputs
+        self._share = share
+        self._engine_thread = threading.get_ident()
+        self._changed = threading.Condition()  # over what follows
+        self._n_beside = 0
+        self._waiting: list[_Request] = []
+        self._reading: set[Lane] = set()  # lanes whose answers read rows of the last pass
+        self._owed = 0.0  # seconds that the others get before the next slice of a prompt, or have given in advance
+        self._was_slice = False
+        self._token_seconds = _SLICE_SECONDS / _TILE  # of a prompt, followed
+        self._never, self._is_stoppable = AbortFlag(), True
+        n_batch = int(llama.llama_n_batch(context))
+        self._batch = llama.llama_batch_init(n_batch, 0, 1)
+        arrays = (self._batch.token, self._batch.pos, self._batch.logits)
+        self._arrays = tuple(np.ctypeslib.as_array(one, (n_batch,)) for one in arrays)
+        np.ctypeslib.as_array(self._batch.n_seq_id, (n_batch,))[:] = 1
+
+    def begin_beside(self) -> None:
+        """Expect an answer on another thread than the engine's, which ends with `end_beside`. From any thread."""
+        with self._changed:
+            self._n_beside += 1
+            self.is_shared = True
+
+    def end_beside(self) -> None:
+        with self._changed:
+            self._n_beside -= 1
+            self.is_shared = self._n_beside > 0
+            self._changed.notify()
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether the calling thread is the engine's."""
+        return threading.get_ident() == self._engine_thread
+
+    def wake(self) -> None:
+        """Look at the flags of the answers that wait: one was set. From any thread."""
+        with self._changed:
+            self._changed.notify()
+
+    def release(self, sequence: Lane) -> None:
+        with self._changed:
+            self._reading.discard(sequence)
+            self._changed.notify()
+
+    def stop_with(self, abort: AbortFlag) -> None:
+        """Let the flag stop the pass of an answer that is alone, within it."""
+        if not self._is_stoppable:
+            self._is_stoppable = True
+            llama.llama_set_abort_callback(self.context, abort.callback, abort.data)
+
+    def evaluate(self, sequence: Lane, tokens: Tokens[int], n_outputs: int) -> int:
+        """Evaluate the batch of a lane, which holds these tokens and gets rows for the last `n_outputs`; returns the
+        offset of its first token in the last pass. Raises as `Sequence.extend`."""
+        request = _Request(sequence, tokens, n_outputs)
+        request.over.acquire()
+        with self._changed:
+            self._reading.discard(sequence)
+            self._waiting.append(request)
+            self._changed.notify()
+        if self.is_here:
+            self.run(lambda: request.is_over)
+        else:
+            request.over.acquire()
+        if request.error is not None:
+            raise request.error
+        return request.offset
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Evaluate what answers wait for until `is_over`. On the engine's thread."""
+        while True:
+            with self._changed:
+                while not is_over() and not self._is_due():
+                    self._changed.wait()
+                if is_over():
+                    return
+                chosen, is_slice = self._choose()
+            start = perf_counter()
+            self._evaluate(chosen)
+            self._book(perf_counter() - start, chosen, is_slice)
+
+    def run_beside(self) -> None:
+        """Evaluate until no answer is under way on another thread."""
+        self.run(lambda: not self._n_beside)
+
+    def _is_due(self) -> bool:
+        for request in [one for one in self._waiting if one.sequence.abort.is_set()]:
+            self._end(request, Aborted())
+        return bool(self._waiting) and not self._reading
+
+    def _end(self, request: _Request, error: Exception | None = None) -> None:
+        self._waiting.remove(request)
+        request.error, request.is_over = error, True
+        if request.n_outputs and error is None:
+            self._reading.add(request.sequence)
+        request.over.release()
+
+    def _choose(self) -> tuple[list[tuple[_Request, int]], bool]:
+        """Return the requests of the next pass, each with how many of its tokens, and whether it is a slice of a prompt
+        that others wait for."""
+        steps = [one for one in self._waiting if one.is_step]
+        prompts = [one for one in self._waiting if not one.is_step]
+        if steps and (not prompts or self._was_slice or self._owed > 0):
+            chosen, n_rows = list[tuple[_Request, int]](), 0
+            for one in steps:
+                if (n_rows := n_rows + one.n_outputs) <= self._n_outputs:
+                    chosen.append((one, one.left))
+            return self._without_gaps(chosen, prompts), False
+        return self._slices(prompts), bool(steps)
+
+    def _slices(self, prompts: list[_Request]) -> list[tuple[_Request, int]]:
+        """Return the next slice of the shortest prompt, with as much of those in neighboring lanes if there is time:
+        the tokens of short prompts take less together."""
+        shortest, by_lane = min(prompts, key=lambda one: one.left), {one.sequence.id: one for one in prompts}
+        size = max(int(_SLICE_SECONDS / self._token_seconds), _MIN_SLICE)
+        size = min(size // _TILE * _TILE or size, shortest.sequence.n_ubatch)
+        chosen, n = [shortest], min(shortest.left, size)
+        for step in (1, -1):
+            lane = shortest.sequence.id + step
+            while lane in by_lane:
+                chosen.append(by_lane[lane])
+                lane += step
+        return [(one, n) for one in chosen[: size // n]]
+
+    def _without_gaps(self, chosen: list[tuple[_Request, int]], prompts: list[_Request]) -> list[tuple[_Request, int]]:
+        """Add a token of the prompts that wait between the lanes of a pass."""
+        ids = [one.sequence.id for one, _ in chosen]
+        between = range(min(ids), max(ids))
+        return chosen + [(one, 1) for one in prompts if one.sequence.id in between and one.left > one.n_outputs]
+
+    def _evaluate(self, chosen: list[tuple[_Request, int]]) -> None:
+        """Evaluate the next tokens of each request in one pass; where that fails, one after the other."""
+        with self.lock:
+            if self._is_stoppable:
+                self._is_stoppable = False
+                llama.llama_set_abort_callback(self.context, self._never.callback, self._never.data)
+            chosen = sorted(chosen, key=lambda one: one[0].sequence.id)
+            status, offsets = self._decode(chosen)
+            failed = chosen if status != OK else []
+            for (request, n), at in zip(chosen, offsets, strict=True):
+                sequence = request.sequence
+                if failed:  # llama.cpp keeps those of ubatches that did finish
+                    sequence.drop_unknown()
+                    continue
+                sequence.tokens.extend(request.tokens[request.done : request.done + n])
+                request.offset = at - request.done
+                request.done += n
+        if len(failed) > 1:
+            for one in failed:
+                self._evaluate([one])
+            return
+        with self._changed:
+            for request, _ in chosen:
+                if failed:
+                    self._end(request, request.sequence.failure(status))
+                elif not request.left:
+                    self._end(request)
+
+    def _decode(self, chosen: list[tuple[_Request, int]]) -> tuple[int, list[int]]:
+        """Return what llama_decode did, and where the tokens of each request begin in the batch."""
+        n_tokens, offsets, idle = 0, list[int](), list[Lane]()
+        first, last = chosen[0][0].sequence.id, chosen[-1][0].sequence.id
+        by_lane = {request.sequence.id: (request, n) for request, n in chosen}
+        for lane in self.lanes[first : last + 1]:
+            request, n = by_lane.get(lane.id, (None, 1))
+            if request is None:
+                if len(lane.tokens) >= lane.n_ctx:
+                    continue  # llama.cpp reads the weights once more
+                idle.append(lane)
+                values: tuple[Any, ...] = (0, len(lane.tokens), 0)
+            else:
+                offsets.append(n_tokens)
+                values = lane.read_batch(request.done, n)
+            for array, value in zip(self._arrays, values, strict=True):
+                array[n_tokens : n_tokens + n] = value
+            for i in range(n_tokens, n_tokens + n):
+                self._batch.seq_id[i][0] = lane.id
+            n_tokens += n
+        self._batch.n_tokens = n_tokens
+        sequence = self.lanes[0]
+        if sequence.pool is not None:
+            sequence.pool.prepare(sequence, perf_counter())
+        status = llama.llama_decode(self.context, self._batch)
+        for lane in idle:
+            lane.drop_unknown()
+        return status, offsets
+
+    def _book(self, seconds: float, chosen: list[tuple[_Request, int]], is_slice: bool) -> None:
+        """Book the time of a pass: after a slice of a prompt the others get theirs."""
+        is_step, n = chosen[0][0].is_step, sum(n for _, n in chosen)
+        if not is_step and n >= _MIN_SLICE:
+            self._token_seconds += (seconds / n - self._token_seconds) / 4
+        self._was_slice = is_slice
+        if is_slice:
+            self._owed += seconds * (1 - self._share) / self._share
+        elif is_step:
+            self._owed = max(self._owed - seconds, -_BURST_SECONDS)
+
+    def free(self) -> None:
+        """Free the batch; call it before the context is freed."""
+        llama.llama_batch_free(self._batch)

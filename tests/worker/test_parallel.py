@@ -1,0 +1,177 @@
+"""Tests the real worker writing several answers at once: each is what it would have been alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.protocol.messages import (
+    AUTO_PARALLEL,
+    AnyEvent,
+    Generate,
+    PrefillProgress,
+    Sampling,
+    StateKey,
+    TextDelta,
+)
+from tests.support.chatting import Answer, chat, collect, load, worker
+from tests.support.tiny_gguf import Architecture, write_tiny_gguf
+from tests.worker.conftest import started
+
+LONG = "the inner line there " * 60
+GRAMMAR = 'root ::= "[" item ("," item)* "]"\nitem ::= "1" | "22" | "333"'
+
+REQUESTS: dict[str, Generate] = {
+    "greedy": chat("hello", max_tokens=80),
+    "sampled": chat("hello", max_tokens=80, sampling=Sampling(temperature=1.0, seed=3)),
+    "another seed": chat("hello", max_tokens=80, sampling=Sampling(temperature=1.0, seed=4, repeat_penalty=1.2)),
+    "long": chat(LONG, max_tokens=40),
+    "grammar": chat("numbers", max_tokens=40, grammar=GRAMMAR),
+    "stops": chat("hello there", max_tokens=120, stop=("e", "zz")),
+    "text": Generate(prompt="abc def", sampling=Sampling(temperature=0.0), max_tokens=60),
+    "drafted": chat("a b c a b c a b c", max_tokens=60),
+}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone(shared: LocalBackend) -> dict[str, Answer]:
+    """The answers of a worker that writes one after the other."""
+    return {name: await collect(shared.generate(request)) for name, request in REQUESTS.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def four(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
+    async with started(tmp_path_factory.mktemp("four")) as backend:
+        model = await load(backend, tiny_model, parallel=4)
+        assert model.parallel == 4
+        yield backend
+
+
+def outcome(answer: Answer) -> tuple[str, str, int]:
+    return answer.text, answer.finished.stop_reason, answer.timings.predicted_n
+
+
+async def test_answers_at_once_are_those_alone_and_more_than_fit_wait(
+    four: LocalBackend, alone: dict[str, Answer]
+) -> None:
+    for _ in range(2):  # the second time from what the lanes hold
+        answers = await asyncio.gather(*(collect(four.generate(one)) for one in REQUESTS.values()))
+        for (name, before), answer in zip(alone.items(), answers, strict=True):
+            assert outcome(answer) == outcome(before), name
+    again = await collect(four.generate(REQUESTS["long"]))
+    assert outcome(again) == outcome(alone["long"])
+    assert again.timings.cache_n > 0
+
+
+async def until(events: AsyncGenerator[AnyEvent, None], kind: type) -> AnyEvent:
+    async for event in events:
+        if isinstance(event, kind):
+            return event
+    raise AssertionError(f"there was no {kind.__name__}")
+
+
+async def test_one_that_is_left_early_ends_alone_and_others_join_and_go_on(
+    four: LocalBackend, alone: dict[str, Answer]
+) -> None:
+    endless = four.generate(chat("hello", max_tokens=0))
+    await until(endless, TextDelta)
+    joined = [asyncio.create_task(collect(four.generate(REQUESTS[name]))) for name in ("long", "sampled", "grammar")]
+    reading = four.generate(chat(f"something else {LONG * 2}", max_tokens=0))
+    waiting = asyncio.create_task(collect(four.generate(chat("waits for a lane", max_tokens=0))))
+    await until(endless, TextDelta)
+    waiting.cancel()  # which must not end those that run
+    await until(reading, PrefillProgress)
+    await reading.aclose()
+    for task, name in zip(joined, ("long", "sampled", "grammar"), strict=True):
+        assert outcome(await task) == outcome(alone[name])
+    await until(endless, TextDelta)
+    await endless.aclose()
+    assert outcome(await collect(four.generate(REQUESTS["greedy"]))) == outcome(alone["greedy"])
+
+
+async def test_a_failure_of_one_leaves_the_others(four: LocalBackend, alone: dict[str, Answer]) -> None:
+    broken = chat("hello", max_tokens=40, grammar='root ::= "unclosed')
+    too_long = chat("x " * 20_000, when_full="refuse")
+    answers = await asyncio.gather(
+        *(collect(four.generate(one)) for one in (REQUESTS["greedy"], broken, too_long, REQUESTS["sampled"]))
+    )
+    assert outcome(answers[0]) == outcome(alone["greedy"])
+    assert answers[1].failed.code and answers[2].failed.code == "context_full"
+    assert outcome(answers[3]) == outcome(alone["sampled"])
+
+
+async def test_chats_are_edited_and_continued_at_once(four: LocalBackend, shared: LocalBackend) -> None:
+    async def talk(backend: LocalBackend, name: str) -> list[str]:
+        state, texts = StateKey(chat=name, owner=name), []
+        first = await collect(backend.generate(chat(f"{name} {LONG}", state=state)))
+        for more in ((first.text, "and then?"), (first.text, "and why?"), ()):
+            texts.append((await collect(backend.generate(chat(f"{name} {LONG}", *more, state=state)))).text)
+        return texts
+
+    names = ("ann", "bob", "cleo", "dan", "eve")
+    expected = [await talk(shared, name) for name in names]
+    assert await asyncio.gather(*(talk(four, name) for name in names)) == expected
+
+
+async def test_what_prompts_begin_with_is_waited_for_and_copied(tmp_path: Path, other: LocalBackend) -> None:
+    await load(other, write_tiny_gguf(tmp_path / "model.gguf"), parallel=3)
+    head = f"instructions {LONG * 3}"
+    answers = await asyncio.gather(*(collect(other.generate(chat(f"{head} task {i}"))) for i in range(3)))
+    evaluated = [one.timings.prompt_n for one in answers]
+    # The one on the engine's thread does not wait for others: it may read it too.
+    assert sum(evaluated) < 2.3 * max(evaluated), evaluated
+    for i, answer in enumerate(answers):
+        assert outcome(await collect(other.generate(chat(f"{head} task {i}")))) == outcome(answer)
+
+
+async def test_tokens_are_counted_and_a_chat_is_forgotten_beside_answers(four: LocalBackend) -> None:
+    endless = four.generate(chat("hello", max_tokens=0))
+    await until(endless, TextDelta)
+    assert await four.count_prompt(chat("how many?"))
+    forgetting = four.forget("some chat")
+    await until(endless, TextDelta)
+    await endless.aclose()
+    await forgetting
+    assert (await collect(four.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+
+
+async def test_a_shutdown_ends_all_and_saves(tiny_model: Path, tmp_path: Path) -> None:
+    async with worker(tiny_model, state_dir=tmp_path, parallel=3) as backend:
+        streams = [backend.generate(chat(f"{name} {LONG}", max_tokens=0, state=StateKey(chat=name))) for name in "abcd"]
+        for one in streams[:3]:
+            await until(one, TextDelta)
+        waiting = asyncio.create_task(collect(streams[3]))
+        await until(streams[0], TextDelta)
+        await backend.close()
+        for answer in (*(await asyncio.gather(*(collect(one) for one in streams[:3]))), await waiting):
+            assert answer.events
+    assert len(list(tmp_path.glob("*.kv"))) >= 3
+    async with worker(tiny_model, state_dir=tmp_path, parallel=3) as backend:
+        again = await collect(backend.generate(chat(f"b {LONG}", state=StateKey(chat="b"))))
+        assert again.timings.cache_n > 100
+
+
+@pytest.mark.parametrize(("arch", "parallel"), [("llama", 3), ("gemma3", 3), ("qwen35", 1), ("mamba", 1)])
+async def test_what_cannot_share_passes_says_so(
+    arch: Architecture, parallel: int, tmp_path: Path, other: LocalBackend
+) -> None:
+    path = write_tiny_gguf(tmp_path / f"{arch}.gguf", arch=arch)
+    await load(other, path, n_ctx=1024)
+    requests = [chat(f"{i} {LONG}", max_tokens=40) for i in range(3)]
+    alone = [outcome(await collect(other.generate(one))) for one in requests]
+    model = await load(other, path, n_ctx=1024, parallel=3)
+    assert model.parallel == parallel
+    assert any("One answer at a time" in note for note in model.notes) == (parallel == 1)
+    answers = await asyncio.gather(*(collect(other.generate(one)) for one in requests))
+    assert [outcome(one) for one in answers] == alone
+
+
+async def test_as_many_as_fit_are_chosen(tiny_model: Path, other: LocalBackend) -> None:
+    assert (await load(other, tiny_model, parallel=0)).parallel == AUTO_PARALLEL
