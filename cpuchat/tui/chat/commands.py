@@ -377,8 +377,8 @@ class ChatCommands:
 
     @_in_worker("compare")
     async def replay(self, name: str) -> None:
-        if await self._services.navigation.replay(name):
-            self.models()
+        if then := await self._services.navigation.replay(name):
+            self._screen.call_later(self._screen.run_action, then)
 
     @_in_worker("compare")
     async def compare(self, q4_with_q8: bool = False) -> None:

@@ -26,9 +26,12 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Reuse, Timings
 from cpuchat.tui import services
 from cpuchat.tui.chat.chat_list import ChatList, Chats
+from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
 from cpuchat.tui.compare.replay import ReplayScreen
+from cpuchat.tui.compare.screen import CompareScreen
+from cpuchat.tui.compare.stage import Stage
 from tests.support.chat_app import SMALL, WIDE, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
@@ -259,15 +262,27 @@ async def test_snapshots_of_the_chat() -> None:
         await snapshot(app.app, "chat-editing-80x24")
 
 
-async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own() -> None:
+async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stage, "MIN_S", 0.1)
+    monkeypatch.setattr(Stage, "MAX_S", 0.1)
     async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
         await app.ready()
         for line in (WHAT, "1  What can you do?", f"2  {DRAFTS}", f"3  {RACE}", "1 to 3, then Enter"):
             assert line in app.screen_text, line
-        await app.press("2", "enter")
-        await app.opens(ReplayScreen)
+        app.app.services.new_backend = ScriptedBackend
+        for key, then in (("escape", ChatScreen), ("ctrl+l", CompareScreen)):
+            await app.press("2", "enter")
+            await app.opens(ReplayScreen)
+            await app.shows("On another CPU it may be otherwise: ^L measures yours.")
+            await app.press(key)
+            await app.opens(then)
+        assert isinstance(compared := app.app.screen, CompareScreen)
+        await app.until(lambda: compared.comparison.turns and not compared.busy)
         await app.press("escape")
         await app.closes()
+        await app.ready()
         assert not app.prompt.text and not app.transcript.has_messages
         await app.press("1", "enter")
         await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["What can you do?"])
