@@ -46,6 +46,10 @@ class Navigator:
         """Returns the settings if they were saved."""
         return await self._result("settings.SettingsScreen", self._services, self._app.available_themes)
 
+    async def chat_options(self) -> dict[str, bool] | None:
+        """Returns the MCP servers to start (True) and to end, if the options were saved."""
+        return await self._result("chat.options.ChatOptionsScreen", self._services)
+
     def hardware(self) -> None:
         self._app.push_screen(self._screen("hardware.screen.HardwareScreen", self._services))
 

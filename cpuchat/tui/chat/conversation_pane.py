@@ -65,10 +65,10 @@ class ConversationPane(Vertical):
                 self.show_options()
 
     def show_options(self) -> None:
-        """Show what the chat has beside the settings: `own system prompt · reasoning off`."""
+        """Show what the chat has beside the settings: `temperature 0.2 · reasoning off`."""
         options = self._session.conversation.options
         own = "own system prompt" if options.has_next_system_prompt else ""  # later it is in the transcript
-        self.composer.show_titles(" · ".join(filter(None, (own, answers.reasoning(*options.reasoning)))))
+        self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own)))))
 
     def show_welcome(self) -> None:
         empty, path = not self.transcript.has_messages, self._session.source

@@ -278,7 +278,8 @@ async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own
             await app.shows("On another CPU it may be otherwise: ^L measures yours.")
             await app.press(key)
             await app.opens(then)
-        assert isinstance(compared := app.app.screen, CompareScreen)
+        compared = app.app.screen
+        assert isinstance(compared, CompareScreen)
         await app.until(lambda: compared.comparison.turns and not compared.busy)
         await app.press("escape")
         await app.closes()
