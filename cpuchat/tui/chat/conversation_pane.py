@@ -16,7 +16,7 @@ from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.tui.chat.composer import Composer, Paths, QueuedMessages
-from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.telemetry import PresentedFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane
 from cpuchat.tui.services import Services
@@ -39,6 +39,7 @@ class ConversationPane(Vertical):
             yield WelcomePane(self._services)
             yield TelemetryPanel(id="telemetry")
         yield TelemetryLine(id="telemetry-line")
+        yield PresentedFigures()
         yield Paths()
         yield self._queued
         yield self.composer

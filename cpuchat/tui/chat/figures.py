@@ -294,6 +294,28 @@ def brief(frame: Frame) -> list[Line]:
     return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _cores(frame)]
 
 
+_LARGE, _WIDE = 5, 96  # rows of the largest digits, and columns that three figures in them take
+
+
+def presented(frame: Frame) -> list[Line]:
+    """Draw speed, acceptance and use of the memory for a room: in large digits, each in its third."""
+    figures, now = frame.figures, frame.figures.roofline
+    number, unit, part = _headline(frame)
+    accepted = None if figures.drafting.off else figures.drafting.acceptance_now.value
+    columns = [(number, unit.strip() or title(figures).removeprefix("Now · "), part)]
+    for share, label in ((accepted, "of drafts accepted"), (now.utilization.value, "of memory bandwidth")):
+        columns.append(("", "", part) if share is None else (f"{percent(share)}%", label, "value"))
+    if now.fits_cache and now.bandwidth.value is not None:
+        columns[2] = "", "weights fit in L3", part
+    width, is_large = frame.width // len(columns), frame.height > _LARGE and frame.width >= _WIDE
+    drawn = [big_digits(number, is_large) for number, *_ in columns]
+    lines = [
+        [frame.text(part, row.ljust(width)) for row, (*_, part) in zip(rows, columns, strict=True)]
+        for rows in zip(*drawn, strict=True)
+    ]
+    return [*lines, [frame.text("value", label.ljust(width)) for _, label, _ in columns]]
+
+
 def one_line(frame: Frame) -> Line:
     """Draw the brief figures in one line, as many as have room."""
     _, unit, _ = _headline(frame)

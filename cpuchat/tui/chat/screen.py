@@ -283,7 +283,18 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})
         self.figures.show()
 
+    def action_present(self) -> None:
+        """Show large figures and no titles of chats, for an audience; again: the chat as it was."""
+        self.toggle_class("-presenting")
+        self._transcript.is_private = self.has_class("-presenting")
+        self._transcript.show_title()
+        self._composer.focus()
+        self.refresh_bindings()
+        self.call_after_refresh(self.figures.show)
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ("sidebar", "telemetry"):
+            return not self.has_class("-presenting")
         if action == "stop" and self._composer.is_mounted:
             away = self.focused is not self._composer
             active = self.busy or self.reader.busy or self._composer.editing is not None or bool(self.session.queue)

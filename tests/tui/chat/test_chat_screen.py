@@ -29,8 +29,8 @@ from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
+from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.replay import ReplayScreen
-from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.compare.stage import Stage
 from tests.support.chat_app import SMALL, WIDE, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
@@ -262,6 +262,31 @@ async def test_snapshots_of_the_chat() -> None:
         await snapshot(app.app, "chat-editing-80x24")
 
 
+async def test_before_an_audience_figures_are_large_and_nothing_names_a_chat_until_all_is_as_before() -> None:
+    async with running(ScriptedBackend([answer(LONG)]), size=(160, 40)) as app:
+        app.prompt.cursor_blink = False
+        await app.ready()
+        await app.send("A private question")
+        await app.run("/rename Secret plans")
+        await app.until(lambda: app.screen_text.count("Secret plans") == 2)  # in the list and over the transcript
+        app.app.clear_notifications()
+        await app.pilot.pause()
+        before = app.screen_text
+        await app.run("/present")
+        for width, height in ((160, 40), WIDE, SMALL, (60, 20)):
+            await app.pilot.resize_terminal(width, height)
+            await app.until(lambda: "of memory bandwidth" in app.screen_text)
+            assert "Secret plans" not in app.screen_text and MODEL.name in app.screen_text.splitlines()[1]
+            assert "█" in app.screen_text
+            await app.press("f8", "f3")
+            assert "Secret plans" not in app.screen_text
+            if (width, height) in (WIDE, SMALL):
+                await snapshot(app.app, f"present-{width}x{height}")
+        await app.pilot.resize_terminal(160, 40)
+        await app.run("/present")
+        await app.until(lambda: app.screen_text == before)
+
+
 async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -271,16 +296,12 @@ async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own
         await app.ready()
         for line in (WHAT, "1  What can you do?", f"2  {DRAFTS}", f"3  {RACE}", "1 to 3, then Enter"):
             assert line in app.screen_text, line
-        app.app.services.new_backend = ScriptedBackend
-        for key, then in (("escape", ChatScreen), ("ctrl+l", CompareScreen)):
+        for key, then in (("escape", ChatScreen), ("ctrl+l", OtherSideScreen)):
             await app.press("2", "enter")
             await app.opens(ReplayScreen)
             await app.shows("On another CPU it may be otherwise: ^L measures yours.")
             await app.press(key)
             await app.opens(then)
-        compared = app.app.screen
-        assert isinstance(compared, CompareScreen)
-        await app.until(lambda: compared.comparison.turns and not compared.busy)
         await app.press("escape")
         await app.closes()
         await app.ready()
