@@ -14,7 +14,7 @@ from textual.worker import Worker
 
 from cpuchat.config.servers import Source
 from cpuchat.present import answers
-from cpuchat.protocol.messages import Failed, LoadCancelled, ModelLoaded
+from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded, PrefillProgress
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.events import SessionEvent, Severity
@@ -172,6 +172,10 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                 self._show_ready()
             case events.LoadBegun(again=True):
                 self.notify(f"Loading {event.source.stem} again.", markup=False)
+            case LoadProgress():  # with the status line
+                self.figures.show()
+            case PrefillProgress():
+                self.figures.show_with_text()
             case events.LoadEnded():
                 if isinstance(event.last, LoadCancelled):
                     self.tell("Load stopped. Your next message restarts it.")

@@ -173,6 +173,10 @@ class LiveFigures:
         if monotonic() - self._drawn > self._pace.figures:
             self.show()
 
+    def show_with_text(self) -> None:
+        """Update with the text that is drawn next, whatever the pace: both tell how much of the prompt is read."""
+        self._shown = 0.0
+
     def show(self) -> None:
         """Update now."""
         self._shown = monotonic()

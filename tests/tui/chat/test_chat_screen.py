@@ -32,6 +32,7 @@ from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.stage import Stage
+from cpuchat.tui.widgets.charts import big_digits
 from tests.support.chat_app import SMALL, WIDE, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
@@ -61,6 +62,7 @@ async def test_after_the_first_paint_a_model_is_loaded_and_a_message_is_answered
         await app.until(load.reached.is_set)
         assert app.app.focused is app.prompt
         assert "reading the file  61 %" in app.status
+        assert all(row in app.screen_text for row in big_digits("61%"))  # the panel tells the same at once
         load.open()
         await app.ready()
         assert "Qwen2.5-1.5B-Instruct Q8_0" in app.status and "8 threads · 0/8k ctx" in app.status

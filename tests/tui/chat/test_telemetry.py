@@ -14,7 +14,8 @@ from rich.style import Style
 from textual.containers import Horizontal
 from textual.events import MouseScrollDown
 
-from cpuchat.protocol.messages import Event, ModelLoaded, Speculation
+from cpuchat.present.answers import load_progress
+from cpuchat.protocol.messages import Event, LoadProgress, ModelLoaded, Speculation
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, Reuse
 from cpuchat.telemetry.meter import ChatFigures, Meter
@@ -194,6 +195,13 @@ def test_the_line_begins_with_the_speed() -> None:
         for width in (58, 78, 97):
             (row,) = drawn("line", state, (1, width))
             assert row.startswith(starts[state]) if state in starts else row[5:11] == " tok/s"
+
+
+def test_a_load_has_the_percentage_of_the_status_line() -> None:
+    for done in range(101):
+        event = LoadProgress(phase="reading", done=done, total=100)
+        (row,) = drawn("line", meter_after(event), (1, 78))
+        assert row.rstrip().endswith(f" {done} %") and load_progress("m", event).endswith(f"{done:3d} %")
 
 
 PICTURE = Path(__file__).parents[3] / "docs" / "figures.md"
