@@ -3,8 +3,9 @@ a Q8_0 that is made from it (cpuchat/models/demo/recording-*.json).
 
     python benchmarks/record_stage.py [--rounds N] [drafts|quantizations]
 
-The recordings tell their speed, so the machine must be quiet: a round that other programs disturbed is refused. The two
-sides answer one after the other, each with the whole machine; the last round is recorded, with medians of all.
+The recordings tell their speed, so the machine must be quiet: rounds that other programs disturbed do not count. The
+two sides answer one after the other, each with the whole machine; the last round is recorded, with medians of all. An
+answer whose code is wrong (`checked.py`) is not recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 
 import msgspec
+from checked import HINTS, INTERVALS, CheckedPrompt
 from coder_pair import coder_pair, larger_target
 from common import MeasureError, run_main
 
@@ -22,40 +24,20 @@ from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Side
 from cpuchat.config.settings import Settings
 
-_CODE = """Add type hints to this code and change nothing else:
-
-def mean(values):
-    return sum(values) / len(values)
-
-def variance(values):
-    average = mean(values)
-    return sum((value - average) ** 2 for value in values) / len(values)
-
-def histogram(values, bins):
-    low, high = min(values), max(values)
-    width = (high - low) / bins
-    counts = [0] * bins
-    for value in values:
-        index = min(int((value - low) / width), bins - 1)
-        counts[index] += 1
-    return counts
-"""
-"""An answer that repeats code: what the free drafters are for."""
-_QUESTION = "Write a Python function that merges overlapping intervals. Answer with the code alone."
 _WARM_UP = "Name three sorting algorithms, each with one sentence about it."
 
 
-def sides(name: str) -> tuple[Side, Side, str]:
+def sides(name: str) -> tuple[Side, Side, CheckedPrompt]:
     """Return both sides of a recording, and what they are asked."""
     target, _ = coder_pair()
     if name == "drafts":
-        return Side.of(target, {"drafters": "off"}), Side.of(target, {"drafters": "suffix"}), _CODE
+        return Side.of(target, {"drafters": "off"}), Side.of(target, {"drafters": "suffix"}), HINTS
     off = {"drafters": "off"}
-    return Side.of(larger_target(), off), Side.of(target, off), _QUESTION
+    return Side.of(larger_target(), off), Side.of(target, off), INTERVALS
 
 
 async def record(name: str, rounds: int) -> None:
-    """Write one recording. Raises MeasureError: an answer failed, or other programs disturbed it."""
+    """Write one recording. Raises MeasureError: an answer failed or is wrong, or other programs disturbed it."""
     settings = Settings()
     settings.sampling.temperature, settings.engine.n_ctx, settings.chat.max_tokens = 0.0, 4096, 400
     a, b, prompt = sides(name)
@@ -63,12 +45,15 @@ async def record(name: str, rounds: int) -> None:
     try:
         await comparison.ask(_WARM_UP)
         comparison.restore([])
-        await comparison.ask(prompt)
-        for _ in range(rounds - 1):
+        await comparison.ask(prompt.text)
+        turn = comparison.turns[-1]
+        while len(turn.rounds) < 3 * rounds and sum(not one.disturbed for one in turn.rounds) < rounds:
             await comparison.repeat()
     finally:
         await comparison.close()
-    recording = Recording.of(comparison, comparison.turns[-1])
+    recording = Recording.of(comparison, turn)
+    for side in recording.sides:
+        prompt.check("".join(text for text, _ in side.tokens))
     if name == "drafts":
         named = zip(recording.sides, ("plain", "with drafts"), strict=True)
         first, second = (msgspec.structs.replace(side, name=own) for side, own in named)
@@ -78,7 +63,7 @@ async def record(name: str, rounds: int) -> None:
     title = model.name.replace(" GGUF", "") + (f" {model.quantization}" if name == "drafts" else "")
     recording = msgspec.structs.replace(recording, title=title)
     if recording.leader is None:
-        last = comparison.turns[-1].rounds[-1].answers
+        last = turn.rounds[-1].answers
         waits = ", ".join(f"{one.timings.cpu_wait or 0:.3f}" for one in last if one.timings is not None)
         why = f"{recording.verdict.kind}, shares of the time that threads waited for a core: {waits}"
         raise MeasureError(f"{name}: {why}. Run it again on a quiet machine.")

@@ -1,17 +1,18 @@
-"""Makes the pictures of this folder: the real app with the real worker and the demo model, at 80×24 and 120×40.
+"""Makes the pictures of this folder: the real app with the real worker, at 80×24 and 120×40.
 
     .venv/bin/python screenshots/make.py [NAME ...]
 
-Run `cpuchat probe` before, on an idle machine: the pictures show speeds that are predicted from its figures. Answers,
-`hardware` measure, so the machine must stay idle. `stage` is the moving picture of the README, from the
-recording in the package. Needs rsvg-convert, Pillow and the Fira Code font (Debian: librsvg2-bin, python3-pil,
-fonts-firacode).
+The machine must be idle, and stay so: its read bandwidth and passes are measured first, and all pictures of a run show
+these, so make them all in one run. The code that models write in them has been run (`benchmarks/checked.py`). `stage`
+is the moving picture of the README, from the recording in the package. Needs rsvg-convert, Pillow and the Fira Code
+font (Debian: librsvg2-bin, python3-pil, fonts-firacode).
 """
 
 from __future__ import annotations
 
 import asyncio
 import html
+import json
 import os
 import re
 import shutil
@@ -25,10 +26,15 @@ from typing import Any
 HERE = Path(__file__).parent
 os.environ["COLORTERM"] = "truecolor"  # whatever the terminal of the pictures has
 sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures are in tests/support
+sys.path.append(str(HERE.parent / "benchmarks"))  # and the prompts there
+
+from checked import INTERVALS, SQL, CheckedPrompt  # noqa: E402
+
 DEMO = HERE.parent / "cpuchat/models/demo"
 REAL = HERE.parent / "benchmarks/work/models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 LARGER = REAL.with_name("qwen2.5-coder-1.5b-instruct-q8_0-from-q4.gguf")
-"""What `chat` and `compare` show, where `benchmarks/coder_pair.py` has made them; else the demo models."""
+"""What `chat`, `compare` and `hardware` show, where `benchmarks/coder_pair.py` has made them; else the demo models, in
+the cache, where memory limits nothing."""
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
 PLACED = re.compile("[\u2248\u2500-\u25ff\u2691\u2800-\u28ff]")
@@ -59,20 +65,21 @@ async def until(pilot: Any, condition: Callable[[], object], seconds: float = 24
             await pilot.pause(0.2)  # a process that looks more often disturbs what is measured
 
 
-async def ask(pilot: Any, text: str) -> None:
+async def ask(pilot: Any, prompt: CheckedPrompt) -> None:
+    """Ask the real model, and check its answer; ask the demo model what it knows."""
     conversation = pilot.app.conversation
     await until(pilot, lambda: conversation.model is not None and not conversation.busy)
     before = len(conversation.messages)
-    for character in text:
-        await pilot.press("space" if character == " " else character)
-    await pilot.press("enter")
+    pilot.app.chat_screen.submit(prompt.text if REAL.is_file() else "What can you do?")
     await until(pilot, lambda: len(conversation.messages) == before + 2 and not conversation.busy)
+    if REAL.is_file():
+        prompt.check(conversation.messages[-1].content)
     await pilot.pause(0.6)
 
 
 async def chat(pilot: Any) -> None:
-    await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
-    await ask(pilot, "Say it in one sentence.")
+    await ask(pilot, SQL)
+    await ask(pilot, INTERVALS)
 
 
 async def compare(pilot: Any) -> None:
@@ -84,8 +91,7 @@ async def compare(pilot: Any) -> None:
 
         wanted, conversation.settings.chat.max_tokens = 1, 120
         sides = Side.of(LARGER), Side.of(REAL)
-        prompt = "Why does a CPU write slower than it reads the prompt? Answer in three sentences."
-        pilot.app.chat_screen.commands.compare_sides(sides, prompt)
+        pilot.app.chat_screen.commands.compare_sides(sides, INTERVALS.text)
     else:
         await pilot.press("ctrl+l")
     await until(pilot, lambda: pilot.app.screen.has_class("-measured") and not pilot.app.screen.busy)
@@ -123,7 +129,7 @@ async def repository(pilot: Any) -> None:
 async def hardware(pilot: Any) -> None:
     from cpuchat.tui.hardware.screen import HardwareScreen
 
-    await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
+    await ask(pilot, INTERVALS)
     await pilot.press("f12")
     await until(pilot, lambda: isinstance(pilot.app.screen, HardwareScreen) and pilot.app.screen.now.placed)
     await pilot.pause(1.5)
@@ -152,16 +158,32 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
 }
 
 
-def measured() -> dict[str, bytes]:
-    """What `cpuchat probe` has measured here, by file name."""
+def measured() -> bytes:
+    """Return the record of what is measured of the machine, and of an answer that may raise the peak."""
     from cpuchat.base import paths
 
-    files = (paths.measured_file(),)
-    return {file.name: file.read_bytes() for file in files if file.is_file()}
+    cpuchat = [str(Path(sys.executable).with_name("cpuchat"))]
+    with tempfile.TemporaryDirectory() as folder:
+        at_home(Path(folder))
+        probed = json.loads(subprocess.run([*cpuchat, "probe", "--json"], check=True, capture_output=True).stdout)
+        if max(probed["all_cores"]["shares"]) < 0.9:
+            sys.exit("Other programs are using the cores. Make the pictures on an idle machine.")
+        if REAL.is_file():
+            subprocess.run([*cpuchat, "ask", "--model", str(REAL), "--drafters", "off", INTERVALS.text], check=True)
+        return paths.measured_file().read_bytes()
 
 
-def at_home(home: Path, probed: dict[str, bytes]) -> None:
-    """A home with the program and what was measured in it, so that no path of this machine is in a picture."""
+def peak() -> float:
+    """The known read bandwidth of all cores in the home of a picture, in GB/s."""
+    from cpuchat.hardware.topology import read_topology
+    from cpuchat.measure.peak import known_of
+
+    found = known_of(read_topology()).all_cores
+    return found.bytes_per_s / 1e9 if found is not None else 0.0
+
+
+def at_home(home: Path, record: bytes = b"") -> None:
+    """A home with the program and a `record` of measurements, so that no path of this machine is in a picture."""
     from cpuchat.base import paths
 
     demo = home / "cpuchat/cpuchat/models/demo"
@@ -171,14 +193,14 @@ def at_home(home: Path, probed: dict[str, bytes]) -> None:
     for kind, folder in (("CONFIG", ".config"), ("DATA", ".local/share"), ("CACHE", ".cache")):
         os.environ[f"CPUCHAT_{kind}_DIR"] = str(home / folder / "cpuchat")
     paths.cache_dir().mkdir(parents=True)
-    for name, data in probed.items():
-        (paths.cache_dir() / name).write_bytes(data)
+    paths.measured_file().write_bytes(record)
 
 
 def just_the_app(name: str, conversation: Any, library: Any) -> Any:
     from cpuchat.tui.app import ChatApp
 
-    return ChatApp(conversation, library, REAL if name == "chat" and REAL.is_file() else library.resolve("demo"))
+    shows_real = name in ("chat", "hardware") and REAL.is_file()
+    return ChatApp(conversation, library, REAL if shows_real else library.resolve("demo"))
 
 
 def stand_in(_: str, conversation: Any, library: Any) -> Any:
@@ -210,6 +232,8 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
 
     settings_ = Settings()
     settings_.sampling.temperature = 0.0
+    settings_.speculation.drafters = "off" if name == "compare" else "suffix"  # no draft model: memory is the limit
+    settings_.hardware.probe = False  # all pictures show one measurement
     library = Library([])
     conversation = Conversation(settings=settings_, backend=LocalBackend(), store=ChatStore(paths.chats_db()))
     app = (stand_in if name == "repository" else just_the_app)(name, conversation, library)
@@ -264,17 +288,19 @@ async def stage() -> Path:
 
 
 def main() -> None:
-    probed = measured()
-    for name in sys.argv[1:] or (*SCENES, "stage"):
-        if name == "stage":
+    chosen, record = sys.argv[1:] or (*SCENES, "stage"), b""
+    if chosen != ["stage"]:
+        record = measured()
+    peaks: set[float] = set()
+    for name in chosen:
+        for size in SIZES if name != "stage" else (_STAGE_SIZE,):
             with tempfile.TemporaryDirectory() as folder:
-                at_home(Path(folder), probed)
-                print(asyncio.run(stage()).name)
-            continue
-        for size in SIZES:
-            with tempfile.TemporaryDirectory() as folder:
-                at_home(Path(folder), probed)
-                print(asyncio.run(shoot(name, size)).name)
+                at_home(Path(folder), record)
+                made = asyncio.run(stage() if name == "stage" else shoot(name, size))
+                peaks.add(round(peak(), 1))
+                print(f"{made.name}: {peak():.1f} GB/s")
+    if len(peaks) > 1:
+        print("An answer has raised the read bandwidth: the pictures do not agree. Make all of them again.")
 
 
 if __name__ == "__main__":

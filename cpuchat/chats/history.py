@@ -251,7 +251,7 @@ class ChatHistory:
         return added
 
     async def set_options(self, **options: Any) -> None:
-        """Set `when_full`, `system_prompt` or the reasoning of the open chat. Raises ChatsError."""
+        """Set `when_full`, `system_prompt` or `own` of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)

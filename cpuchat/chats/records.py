@@ -18,12 +18,12 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 
 from cpuchat.base.decoding import prepared
+from cpuchat.config.settings import valid_values
 from cpuchat.protocol.messages import Generate, Role, Sampling, Speculation, ToolStep
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 
 WhenFull = Literal["", "drop", "compact", "stop"]
-Reasoning = Literal["", "on", "off"]
 INTERRUPTED = "interrupted"
 _LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends soon after
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -37,8 +37,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
     `sides` of a comparison (`Comparison`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
     of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
-    leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `reasoning` and
-    `reasoning_budget` (0: no limit) replace those of the settings; "" and None do not.
+    leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `own` are values of
+    settings for this chat alone, by key (`settings.OF_CHAT`).
     """
 
     id: str = ""
@@ -51,8 +51,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     sides: str = ""
     leaf: int | None = None
     when_full: WhenFull = ""
-    reasoning: Reasoning = ""
-    reasoning_budget: int | None = None
+    own: dict[str, Any] = {}
 
     def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
         """Return whether overflow is an error; else the oldest turns are left out. `asks`: the user can be asked."""
@@ -187,7 +186,7 @@ def is_chat_id(value: object) -> bool:
 def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return `row` of the table `chats` with invalid values replaced."""
     created = valid_time(row["created"], row["updated"])
-    version, leaf, budget = row["version"], row["leaf"], row["reasoning_budget"]
+    version, leaf, own = row["version"], row["leaf"], row["own"]
     return {
         "id": row["id"] if is_chat_id(row["id"]) else new_chat_id(),
         **{name: _text(row[name]) for name in ("title", "model", "system_prompt", "sides")},
@@ -196,8 +195,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
         "leaf": leaf if isinstance(leaf, int) else None,
         "when_full": row["when_full"] if row["when_full"] in get_args(WhenFull) else "",
-        "reasoning": row["reasoning"] if row["reasoning"] in get_args(Reasoning) else "",
-        "reasoning_budget": budget if isinstance(budget, int) and 0 <= budget < 1 << 53 else None,
+        "own": valid_values(own) if isinstance(own, dict) else own if is_unicode(own) else None,
     }
 
 
@@ -220,7 +218,8 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def chat_of(row: tuple[Any, ...]) -> Chat:
     """Build the record of a row, with invalid values replaced."""
-    return Chat(**repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True))))
+    fields = repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True)))
+    return Chat(**{**fields, "own": valid_values(_decoded(fields["own"], dict[str, Any]) or {})})
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
@@ -249,9 +248,10 @@ def column(value: object) -> Any:
     match value:
         case str():
             return storable(value)
-        case ():
+        case () | {} if not value:
             return None
-        case tuple() | msgspec.Struct():  # not msgspec.json: it takes no half of a surrogate pair, as in a file's name
+        case tuple() | dict() | msgspec.Struct():
+            # Not msgspec.json: it takes no half of a surrogate pair, as in a file's name.
             return storable(json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":")))
         case _:
             return value

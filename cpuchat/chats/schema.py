@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from cpuchat.base.errors import ChatsForeign, ChatsTooNew
 from cpuchat.chats.records import INTERRUPTED
 
-VERSION = 13
+VERSION = 14
 """Raise it with every change of the tables, and upgrade those of released versions."""
 TABLES = {
     # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
     # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
-    # reasoning: 'on', 'off', or '' as set elsewhere; reasoning_budget: its tokens, NULL as set elsewhere.
+    # own: values of settings for this chat alone, as JSON by key; NULL for none.
     "chats": """
     CREATE TABLE chats (
         id TEXT PRIMARY KEY,
@@ -31,8 +31,7 @@ TABLES = {
         sides TEXT NOT NULL DEFAULT '',
         leaf INTEGER,
         when_full TEXT NOT NULL DEFAULT '',
-        reasoning TEXT NOT NULL DEFAULT '',
-        reasoning_budget INTEGER
+        own TEXT
     )
     """,
     # As JSON: settings of an answer (`records.AnswerSettings`), texts sent with a message (`records.Attachment`), steps

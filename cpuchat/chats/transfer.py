@@ -39,7 +39,6 @@ class PortableChat(Chat, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     when_full: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
-    reasoning: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     messages: list[StoredMessage] = []
 
     @property

@@ -161,9 +161,16 @@ def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settin
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that were given, by the setting that each overrides: `{"engine.threads": "--threads"}`."""
+    """Return the options that were given, by the setting that each overrides: `{"engine.threads": "--threads"}`; of a
+    preset by all that it sets: `preset review`. Raises UsageError and SettingsError as `find_preset`."""
     keys = [name.replace("__", ".") for name, value in values.items() if "__" in name and value is not None]
-    return {key: settings.DECLARED[key].option for key in keys}
+    found: dict[str, str] = {}
+    if name := values.get("preset"):
+        from cpuchat.config.presets import find_preset
+
+        changes = find_preset(name).changes
+        found = {f"{section}.{key}": f"preset {name}" for section, set_ in changes.items() for key in set_}
+    return found | {key: settings.DECLARED[key].option for key in keys}
 
 
 _PLACED = {

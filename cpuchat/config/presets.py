@@ -12,7 +12,7 @@ import msgspec
 from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError, UsageError
-from cpuchat.config.settings import Count, SamplingSection, Settings, explained, with_changes
+from cpuchat.config.settings import Changes, Count, SamplingSection, Settings, explained, with_changes
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,13 +25,18 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reasoning_budget: Count | None = None
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
 
-    def applied_to(self, chosen: Settings) -> Settings:
-        """Return a copy of `chosen` with what the preset sets."""
+    @property
+    def changes(self) -> Changes:
+        """Return what the preset sets."""
         names = "system_prompt", "reasoning", "reasoning_budget"
         chat: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) not in (None, "")}
         options = msgspec.structs.asdict(self.sampling).items()
         sampling = {name: value for name, value in options if value is not None and (name, value) != ("seed", -1)}
-        return with_changes(chosen, {"chat": chat, "sampling": sampling})
+        return {"chat": chat, "sampling": sampling}
+
+    def applied_to(self, chosen: Settings) -> Settings:
+        """Return a copy of `chosen` with what the preset sets."""
+        return with_changes(chosen, self.changes)
 
 
 def load_presets() -> dict[str, Preset]:

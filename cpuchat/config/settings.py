@@ -10,6 +10,7 @@ remembers by itself (the last model, which panes are shown) is in `state.json` i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
@@ -351,6 +352,22 @@ def with_changes(chosen: Settings, changes: Changes) -> Settings:
         for section, values in changes.items()
     }
     return msgspec.structs.replace(chosen, **sections)
+
+
+OF_CHAT: Final = (
+    *(key for key in DECLARED if key.startswith("sampling.")), "chat.reasoning", "chat.reasoning_budget",
+)  # fmt: skip
+"""Settings that a chat may have values of its own for, beside its system prompt."""
+
+
+def valid_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `OF_CHAT` that are valid, by key: chats may come from another version, or be damaged."""
+    found: dict[str, Any] = {}
+    for key in OF_CHAT:
+        with contextlib.suppress(msgspec.ValidationError):
+            if key in values:
+                found[key] = msgspec.convert(values[key], prepared(DECLARED[key].type))
+    return found
 
 
 REMEMBERED: Final = {"model": ("last",), "ui": ("sidebar", "telemetry")}

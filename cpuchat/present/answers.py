@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -118,12 +119,18 @@ def reconnecting(event: Reconnecting) -> str:
     return f"reconnecting, attempt {event.attempt} of {event.attempts}" if event.attempt else _SERVER_LOADS
 
 
-def reasoning(choice: str, budget: int | None) -> str:
-    """Format how a chat reasons: `reasoning on, at most 500 tokens`; "" where neither is set."""
-    if not choice and budget is None:
-        return ""
-    limit = "" if budget is None else f"at most {plural(budget, 'token')}" if budget else "no limit"
-    return ", ".join(filter(None, (f"reasoning {choice}".rstrip(), limit)))
+def options(own: Mapping[str, Any]) -> str:
+    """Format what a chat has of its own, by key: `temperature 0.2 · reasoning on, at most 500 tokens`; "" for none."""
+    parts = [
+        f"{key.removeprefix('sampling.').replace('_', '-')} {value:g}"
+        for key, value in own.items()
+        if key.startswith("sampling.")
+    ]
+    choice, budget = own.get("chat.reasoning"), own.get("chat.reasoning_budget")
+    if choice is not None or budget is not None:
+        limit = "" if budget is None else f"at most {plural(budget, 'token')}" if budget else "no limit"
+        parts.append(", ".join(filter(None, (f"reasoning {choice or ''}".rstrip(), limit))))
+    return " · ".join(parts)
 
 
 def context_trimmed(event: ContextTrimmed) -> str:

@@ -26,7 +26,6 @@ from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
-from cpuchat.session.options import reasoning_of
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
@@ -596,27 +595,20 @@ class ChatSession:
         chat = self.conversation.chat
         return chat.system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
 
-    async def set_system_prompt(self, text: str) -> None:
-        """Set the system prompt from the next answer on, and say what the change costs. Raises CpuchatError."""
+    async def set_options(self, own: dict[str, Any], system_prompt: str) -> None:
+        """Set the values that the chat has of its own and its system prompt, from the next answer on, and say what that
+        costs. Raises ChatsError.
+        """
         conversation, before = self.conversation, self.system_prompt
-        if text == before:
-            return
-        await conversation.options.set_system_prompt(text)
-        self._show_options(before)
-        said = "System prompt set for this chat." if text else "This chat has no system prompt now."
-        if n_past := self.history.n_past:
-            seconds = conversation.meter.prefill_s(n_past)
-            wait = f", ≈{time_left(seconds).removesuffix(' left')}" if seconds is not None and seconds >= 1 else ""
-            said = f"{said} The next answer reads the whole chat again: {plural(n_past, 'token')}{wait}."
-        self.tell(said)
-
-    async def set_reasoning(self, choice: str) -> None:
-        """Set whether the chat's model reasons: on, off, default or a token limit. Raises UsageError, ChatsError."""
-        await self.conversation.options.set_reasoning(*reasoning_of(choice))
-        self._show_options(self.system_prompt)
-
-    def _show_options(self, before: str) -> None:
-        """Tell of what the chat is answered with; `before` was the system prompt."""
+        await conversation.options.set(own=own)
+        if system_prompt != before:
+            await conversation.options.set(system_prompt=system_prompt)
         self.listen(events.Changed("options"))
+        said = "Set for this chat, from the next answer on."
         if self.system_prompt != before:
             self.listen(events.ChatOpened(is_branch=True))
+            if n_past := self.history.n_past:
+                seconds = conversation.meter.prefill_s(n_past)
+                wait = f", ≈{time_left(seconds).removesuffix(' left')}" if seconds is not None and seconds >= 1 else ""
+                said = f"{said} It reads the whole chat again: {plural(n_past, 'token')}{wait}."
+        self.tell(said)

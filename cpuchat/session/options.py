@@ -1,29 +1,12 @@
-"""What the open chat, or the next one, is answered with beside the settings: its system prompt, and how it reasons."""
+"""What the open chat, or the next one, is answered with beside the settings: its system prompt, and its own values."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import ChatHistory
-from cpuchat.chats.records import Reasoning, storable
-from cpuchat.config.settings import Settings, with_changes
-
-_DIGITS = 9
-
-
-def reasoning_of(text: str) -> tuple[Reasoning, int | None]:
-    """Return what `on`, `off`, `default` or a number of tokens (0: no limit) sets for a chat. Raises UsageError."""
-    match text.strip().lower():
-        case "on":
-            return "on", None
-        case "off":
-            return "off", None
-        case "default":
-            return "", None
-        case number if number.isdecimal() and len(number) < _DIGITS:
-            return "on", int(number)
-    raise UsageError(f"Not a choice of reasoning: {text.strip()!r}.", "Use on, off, default or a number of tokens.")
+from cpuchat.chats.records import WhenFull, storable
+from cpuchat.config.settings import Changes, Settings, with_changes
 
 
 class ChatOptions:
@@ -33,45 +16,47 @@ class ChatOptions:
         self._history = history
         self._next: dict[str, Any] = {}  # options that were chosen for the next chat
 
-    def _option(self, name: str, default: Any = None) -> Any:
+    def _option(self, name: str, default: Any) -> Any:
         chat = self._history.chat
         return getattr(chat, name) if chat is not None else self._next.get(name, default)
 
-    async def _set(self, **options: Any) -> None:
+    async def set(self, **options: Any) -> None:
+        """Set `own`, `when_full` or `system_prompt` of the chat, from the next answer on. Raises ChatsError."""
+        if "system_prompt" in options:
+            options["system_prompt"] = storable(options["system_prompt"])
         if self._history.chat is None:
             self._next |= options
         else:
             await self._history.set_options(**options)
 
     @property
+    def own(self) -> dict[str, Any]:
+        """Return the values of settings that hold for this chat alone, by key."""
+        return self._option("own", {})
+
+    @property
+    def when_full(self) -> WhenFull:
+        """Return what is done when the chat no longer fits into the context; "" is to ask."""
+        return self._option("when_full", "")
+
+    @property
     def has_next_system_prompt(self) -> bool:
         """Return whether the next chat begins with a system prompt of its own."""
         return self._history.chat is None and bool(self._next.get("system_prompt"))
 
-    @property
-    def reasoning(self) -> tuple[Reasoning, int | None]:
-        """Return whether the chat's model reasons and for how many tokens; "" and None: as the settings say."""
-        return self._option("reasoning", ""), self._option("reasoning_budget")
-
     def applied_to(self, chosen: Settings) -> Settings:
         """Return the settings for the next answer."""
-        own = {"reasoning": self.reasoning[0] or None, "reasoning_budget": self.reasoning[1]}
-        own = {name: value for name, value in own.items() if value is not None}
+        changes: Changes = {"chat": {}, "sampling": {}}
+        for key, value in self.own.items():
+            section, _, name = key.partition(".")
+            changes[section][name] = value
         if self._history.chat is None and "system_prompt" in self._next:
-            own["system_prompt"] = self._next["system_prompt"]
-        return with_changes(chosen, {"chat": own}) if own else chosen
+            changes["chat"]["system_prompt"] = self._next["system_prompt"]
+        return with_changes(chosen, changes)
 
     def forget_choice(self) -> None:
         """Begin a new chat with nothing of its own."""
         self._next = {}
-
-    async def set_reasoning(self, reasoning: Reasoning, budget: int | None) -> None:
-        """Set whether the model reasons in the chat and for how many tokens (0: no limit). Raises ChatsError."""
-        await self._set(reasoning=reasoning, reasoning_budget=budget)
-
-    async def set_system_prompt(self, text: str) -> None:
-        """Set the system prompt of the chat. Raises ChatsError."""
-        await self._set(system_prompt=storable(text))
 
     def of_chat(self, settings: Settings) -> dict[str, Any]:
         """Return what a chat that begins now keeps."""

@@ -219,6 +219,11 @@ class ToolLoop:
         if self._running is not None:
             self._running.cancel()
 
+    @property
+    def has_approvals(self) -> bool:
+        """Return whether some calls are not asked for."""
+        return bool(self._approved)
+
     def forget_approvals(self) -> None:
         """Ask again before every call."""
         self._approved.clear()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -99,48 +98,20 @@ def run_on_screen(node: DOMNode, action: str, *parameters: object) -> None:
     node.call_later(node.app.run_action, ("", action, parameters), node.screen)
 
 
-@dataclass(frozen=True)
-class PaletteRow:
-    """One of a list to choose from. `group` stands before the first of its rows, `about` at the end of the line;
-    `found_by` are other words that find it.
-    """
-
-    title: str
-    run: Callable[[], object]
-    group: str = ""
-    about: str = ""
-    found_by: str = ""
-
-
-class PaletteProvider(Provider):
-    """Rows to choose from, filtered by what is typed."""
-
-    def rows(self) -> Sequence[PaletteRow]:
-        return ()
+class Commands(Provider):
+    """Commands of the screen that the palette was opened on, filtered by what is typed."""
 
     async def discover(self) -> Hits:
         before = ""
-        for row in self.rows():
-            group = row.group if row.group != before else ""  # once, over its rows
-            yield DiscoveryHit(line(self.app, group, Content(row.title), row.about), row.run, text=row.title)
-            before = row.group
+        for key, title, run in offered(self.screen):
+            group = key.group if key.group != before else ""  # once, over its rows
+            shown = line(self.app, group, Content(title), keys.display_all(key.keys))
+            yield DiscoveryHit(shown, run, text=title)
+            before = key.group
 
     async def search(self, query: str) -> Hits:
         words = re.compile("|".join(map(re.escape, query.split())), re.IGNORECASE)
-        for score, title, row in matches(query, [(row.title, row.found_by, row) for row in self.rows()]):
+        rows = [(title, key.found_by, (key, run)) for key, title, run in offered(self.screen)]
+        for score, title, (key, run) in matches(query, rows):
             shown = Content(title).highlight_regex(words, style=self.match_style or "bold")
-            yield Hit(score, line(self.app, row.group, shown, row.about), row.run, text=title)
-
-
-class Commands(PaletteProvider):
-    """Commands of the screen that the palette was opened on."""
-
-    def rows(self) -> Sequence[PaletteRow]:
-        return [
-            PaletteRow(title, run, key.group, keys.display_all(key.keys), key.found_by)
-            for key, title, run in offered(self.screen)
-        ]
-
-
-def listing(rows: Sequence[PaletteRow]) -> type[Provider]:
-    return type("Listing", (PaletteProvider,), {"rows": lambda self: rows})
+            yield Hit(score, line(self.app, key.group, shown, keys.display_all(key.keys)), run, text=title)

@@ -83,6 +83,7 @@ _SCREENS = {
     "draft_models": "Draft models",
     "other_side": "Compare with",
     "replay": "Recording",
+    "options": "This chat",
     "repository": "Repository",
     "quantize": "Quantize",
 }

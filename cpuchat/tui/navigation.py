@@ -46,6 +46,10 @@ class Navigator:
         """Returns the settings if they were saved."""
         return await self._result("settings.SettingsScreen", self._services, self._app.available_themes)
 
+    async def chat_options(self) -> dict[str, bool] | None:
+        """Returns the MCP servers to start (True) and to end, if the options were saved."""
+        return await self._result("chat.options.ChatOptionsScreen", self._services)
+
     def hardware(self) -> None:
         self._app.push_screen(self._screen("hardware.screen.HardwareScreen", self._services))
 
@@ -57,9 +61,9 @@ class Navigator:
         """Returns what to compare the model with."""
         return await self._result("compare.pane.OtherSideScreen", self._services, model)
 
-    async def replay(self, name: str) -> bool:
-        """Replay a recording; True when the user wants to open a model then. Raises RecordingError."""
-        return bool(await self._result("compare.replay.ReplayScreen", name))
+    async def replay(self, name: str) -> str | None:
+        """Replay a recording; returns the action of the chat that is to follow. Raises RecordingError."""
+        return await self._result("compare.replay.ReplayScreen", name)
 
     async def _result(self, where: str, *arguments: object, **more: object) -> Any:
         return await self._app.push_screen_wait(self._screen(where, *arguments, **more))

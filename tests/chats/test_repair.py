@@ -299,7 +299,7 @@ def test_what_is_no_file_is_said(tmp_path, side):
 
 def test_a_file_of_another_layout_is_read_in_order_and_set_aside(path):
     change(path, "DROP INDEX messages_by_chat", "ALTER TABLE messages DROP COLUMN parent",
-           "ALTER TABLE chats DROP COLUMN reasoning", "PRAGMA user_version = 3")  # fmt: skip
+           "ALTER TABLE chats DROP COLUMN own", "PRAGMA user_version = 3")  # fmt: skip
     store = ChatStore(path)
     (notice,) = store.take_notices()
     (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config.settings import DECLARED
-from cpuchat.tui.settings import Field
+from cpuchat.tui.widgets.setting_rows import Field
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 _HEAD = "| key | default | values | what it does | option |\n|---|---|---|---|---|\n"
@@ -35,7 +35,8 @@ from cpuchat.cli.options import given_options, laid_over
 from cpuchat.config import settings
 from cpuchat.protocol.messages import LoadModel, decode_command, encode, HEADER_SIZE
 from cpuchat.tui.chat.commands import needs_reload
-from cpuchat.tui.settings import Field, fields
+from cpuchat.tui.settings import fields
+from cpuchat.tui.widgets.setting_rows import Field
 
 help = io.StringIO()
 with contextlib.redirect_stdout(help), contextlib.suppress(SystemExit):

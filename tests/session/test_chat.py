@@ -366,12 +366,12 @@ async def test_branches_are_deleted_alone_and_with_the_chat_until_undo() -> None
 async def test_system_prompt_and_reasoning_hold_from_the_next_answer_on() -> None:
     backend = ScriptedBackend()
     async with session_of(backend) as (session, heard):
-        await session.set_system_prompt("Be brief.")
-        await session.set_reasoning("off")
+        await session.set_options({"chat.reasoning": "off", "sampling.temperature": 0.2}, "Be brief.")
         session.submit(Outgoing("Hello"))
         await session.settled()
         assert session.system_prompt == backend.requests[-1].messages[0].content == "Be brief."
-        await session.set_system_prompt("")
+        assert (backend.requests[-1].reasoning, backend.requests[-1].sampling.temperature) == (False, 0.2)
+        await session.set_options({}, "")
         assert "reads the whole chat again" in heard.notices
 
 

@@ -27,9 +27,10 @@ from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.keys import Keymap, load_keymap, parse_keys
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.settings import SettingRow, SettingsScreen
+from cpuchat.tui.settings import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import PromptInput
+from cpuchat.tui.widgets.setting_rows import SettingRow
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot

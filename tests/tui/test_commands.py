@@ -33,7 +33,7 @@ def test_commands_are_found_by_all_of_the_words() -> None:
         ("retry", "Regenerate"),
         ("load", "Choose, download or delete models"),
         ("shortcuts", "Explain keys and figures"),
-        ("thinking", "Choose reasoning for this chat…"),
+        ("thinking", "Change this chat: system prompt, sampling, reasoning, context, tools"),
     ],
 )
 def test_users_words_find_commands(query: str, first: str) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from textual.screen import Screen
@@ -17,9 +16,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
 from cpuchat.base.files import write_atomically
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.base.text import clean_line
-from cpuchat.chats.records import Chat, StoredMessage, WhenFull
-from cpuchat.chats.saving import UNSAVED
+from cpuchat.chats.records import Chat, WhenFull
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -34,7 +31,6 @@ from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
 from cpuchat.tui.chat.conversation_pane import ConversationPane
 from cpuchat.tui.chat.reader import Reader
-from cpuchat.tui.commands import ActionPalette, PaletteRow, listing
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ChoiceScreen, ConfirmScreen, DialogChoice
 
@@ -107,12 +103,6 @@ class ChatCommands:
     async def _ask(self, dialog: Screen[T]) -> T | None:
         return await self._screen.app.push_screen_wait(dialog)
 
-    def _list(self, placeholder: str, rows: Sequence[PaletteRow]) -> None:
-        self._screen.app.push_screen(ActionPalette(providers=[listing(rows)], placeholder=placeholder))
-
-    def _row(self, title: str, run: Callable[[str], object], argument: str, about: str = "") -> PaletteRow:
-        return PaletteRow(clean_line(title), partial(run, argument), about=about)
-
     async def _confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
         return await self._ask(ConfirmScreen(title, question, yes, no)) == "yes"
 
@@ -132,13 +122,9 @@ class ChatCommands:
 
     def edit(self) -> None:
         if self._transcript.selects_system_prompt:
-            self.system_prompt()
+            self.options()
         elif not self._session.refuse_while_writing("edit a message"):
             self._pane.edit_selected()
-
-    @_in_worker("context", "save the system prompt")
-    async def save_system_prompt(self, text: str) -> None:
-        await self._session.set_system_prompt(text)
 
     @_in_worker("context")
     async def ask_when_full(self, problem: str) -> None:
@@ -282,56 +268,16 @@ class ChatCommands:
         with self._services.keys_held():
             await self._session.switch_branch(message_id, step)
 
-    # Reasoning, system prompt
+    # What the chat is answered with
 
-    @_in_worker("options", "choose the reasoning")
-    async def chat_reasoning(self, choice: str = "") -> None:
-        """Set whether the model reasons, and for how many tokens; "" asks."""
-        used = self._session.conversation.chosen.chat
-        now = answers.reasoning(used.reasoning, used.reasoning_budget or None).removeprefix("reasoning ")
-        title = "Reasoning: on, off, default or a number of tokens"
-        if choice := choice or await self._ask(AskTextScreen(title, max_length=8, about=f"Now: {now}")) or "":
-            await self._session.set_reasoning(choice)
-
-    @_in_worker("options", "edit the system prompt")
-    async def system_prompt(self, text: str = "") -> None:
-        """Edit the system prompt in the prompt; or set it to `text`."""
-        if text:
-            await self._session.set_system_prompt(text)
-            return
-        own = self._session.system_prompt
-        self._pane.edit(StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt")
-
-    # Tools
-
-    @_in_worker("tools")
-    async def forget_approvals(self) -> None:
-        self._session.tools.forget_approvals()
-        self._session.tell("Every tool call needs your approval again.")
-
-    @_in_worker(waits="change the tools")
-    async def tools(self, name: str = "") -> None:
-        """Start the named MCP server of mcp.json, or end it if it runs; "" lists them."""
-        session = self._session
-        if name in session.tool_servers:
-            await session.end_server(name)
-            return
-        servers = await asyncio.to_thread(load_servers)
-        if not servers:
-            file = paths.shown(paths.tool_servers_file())
-            raise UsageError(f"There are no MCP servers in {file}.", "docs/tools.md shows the format.")
-        if name in servers:
-            self.start_server(name, servers[name])
-            return
-        if name:
-            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {clean_line(', '.join(servers))}.")
-        rows = list[PaletteRow]()
-        for one, config in servers.items():
-            about = "invalid: see why" if isinstance(config, SettingsError) else "start"
-            if one in session.tool_servers:
-                about = self._server_state(one)
-            rows.append(self._row(one, self.tools, one, about))
-        self._list("MCP server …", rows)
+    @_in_worker("options", "change this chat")
+    async def options(self) -> None:
+        """Show what the chat is answered with, and change it."""
+        for name, starts in (await self._services.navigation.chat_options() or {}).items():
+            if not starts:
+                await self._session.end_server(name)
+            elif (config := (await asyncio.to_thread(load_servers)).get(name)) is not None:
+                self.start_server(name, config)
 
     @_in_worker()
     async def start_server(self, name: str, config: Any) -> None:
@@ -377,8 +323,8 @@ class ChatCommands:
 
     @_in_worker("compare")
     async def replay(self, name: str) -> None:
-        if await self._services.navigation.replay(name):
-            self.models()
+        if then := await self._services.navigation.replay(name):
+            self._screen.call_later(self._screen.run_action, then)
 
     @_in_worker("compare")
     async def compare(self, q4_with_q8: bool = False) -> None:

@@ -45,9 +45,7 @@ from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tui.commands import offered, run_on_screen
 from cpuchat.tui.widgets.prompt import PromptInput
 
-ACTIONS = {
-    "/rename": "rename_chat", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt", "/tools": "tools",
-}  # fmt: skip
+ACTIONS = {"/rename": "rename_chat"}
 """Of the commands that take an argument, which it is for."""
 _COMMAND = re.compile(rf"(/[A-Za-z\d-]*)|({'|'.join(ACTIONS)}) +(\S.*)")
 _LIKE_COMMAND = re.compile(r"(/[A-Za-z\d-]+) +\S.*")
@@ -124,7 +122,7 @@ class Composer(PromptInput):
     """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts."""
 
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
-        super().__init__(self._enter, id=id)
+        super().__init__(self.submit, id=id)
         self._session = session
         self._folder = start_folder()
         self.actions: Mapping[str, str] = {}
@@ -132,7 +130,7 @@ class Composer(PromptInput):
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self.edits = ""
-        """What: "message" or "last message", which are sent again, "summary", "answer" or "system prompt"."""
+        """What: "message" or "last message"."""
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
         self._before_editing = ""
@@ -186,7 +184,7 @@ class Composer(PromptInput):
         recalls = ["↑ edits the last one"] if queue else []
         if self.editing is not None:
             title = f"Edit {self.edits}"
-            what = f"{'Enter regenerates from here' if self.attaches else 'Enter saves'} · Esc cancels"
+            what = "Enter regenerates from here · Esc cancels"
         elif self._is_command:
             what = "Enter runs · Tab completes"
         elif session.busy and session.activity is not Activity.LOADING:
@@ -204,15 +202,6 @@ class Composer(PromptInput):
         self.hold_cursor(session.busy)
 
     # Sending
-
-    def _enter(self, text: str) -> None:
-        """Save an edited system prompt, which needs no model; submit anything else."""
-        if self.editing is None or self.attaches:
-            self.submit(text)
-        elif not self._session.refuse_while_writing(f"save the {self.edits}"):
-            run_on_screen(self, "save_system_prompt", text)
-            self.cancel_editing()
-            self.show_titles()
 
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, or leave it in the prompt and say why."""
@@ -287,16 +276,16 @@ class Composer(PromptInput):
     def _edit_again(self, message: Outgoing) -> None:
         if message.editing is not None:
             self.editing, self._resent = message.editing, dict(message.resent)
-            self.edits = self.edits if self.edits.endswith("message") else "message"
+            self.edits = self.edits or "message"
 
     # Editing, and each chat's own
 
     def begin_editing(self, message: StoredMessage, kind: str) -> None:
-        """Edit a sent message, with the attachments that it has, or what else `edits` may be."""
+        """Edit a sent message, with the attachments that it has; `kind` is what `edits` is."""
         if self.editing is None:
             self._before_editing = self.draft
         self._edited = message.content
-        self.editing, self.edits, self.sends_blank = message.id, kind, kind == "system prompt"
+        self.editing, self.edits = message.id, kind
         self._resent = {attachment.mark: attachment for attachment in message.attachments}
         self.put(message.content)
         self.focus()
@@ -304,7 +293,7 @@ class Composer(PromptInput):
 
     def cancel_editing(self) -> None:
         if self.editing is not None:
-            self.editing, self._resent, self.sends_blank = None, {}, False
+            self.editing, self._resent = None, {}
             self.put(self._before_editing)
 
     def switch_branch(self) -> None:
@@ -319,7 +308,7 @@ class Composer(PromptInput):
             self.unqueue()  # the messages belong to the chat that was open
             session.tell("Queued messages were not sent; they are back in the prompt of their chat.")
         self._drafts[self.chat_id] = self._unsent, {mark: one.text for mark, one in self._pasted.items()}
-        self.chat_id, self.editing, self._resent, self.sends_blank = session.chat_id, None, {}, False
+        self.chat_id, self.editing, self._resent = session.chat_id, None, {}
         draft, unsent = self._drafts.pop(self.chat_id, ("", {}))
         sent = [attachment for message in session.conversation.messages for attachment in message.attachments]
         self._pasted = {one.mark: one for one in sent if is_pasted(one)} | _pasted_in(unsent)
@@ -329,18 +318,13 @@ class Composer(PromptInput):
     # Attachments
 
     @property
-    def attaches(self) -> bool:
-        """Return whether what is in the prompt is to be sent, files with it; a system prompt is saved."""
-        return self.editing is None or self.edits.endswith("message")
-
-    @property
     def _held(self) -> dict[str, Attachment]:
         """Return the attachments that marks in the prompt stand for, beside files that are still to be read."""
         return self._pasted | self._resent
 
     def fold(self, text: str) -> str:
-        """Return what is inserted for a pasted text: for a long one its mark, except in a system prompt."""
-        if not self.attaches or (len(text) <= PASTED_CHARACTERS and len(text.splitlines()) <= PASTED_LINES):
+        """Return what is inserted for a pasted text: for a long one its mark."""
+        if len(text) <= PASTED_CHARACTERS and len(text.splitlines()) <= PASTED_LINES:
             return text
         number = 1
         while any(mark.startswith(f"[Pasted text {number}:") for mark in self._held):
@@ -356,7 +340,7 @@ class Composer(PromptInput):
         if (problem := str(self._session.history.drafts.problem or "")) and problem != self._told:
             self._session.tell(f"What you type is not saved. {problem}", "warning")
         self._told = problem
-        text = self.text if self.attaches else ""
+        text = self.text
         typed = text and text != self.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
         command = command_in(text) if self.editing is None else None

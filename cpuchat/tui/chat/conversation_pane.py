@@ -16,7 +16,7 @@ from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.tui.chat.composer import Composer, Paths, QueuedMessages
-from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.telemetry import PresentedFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane
 from cpuchat.tui.services import Services
@@ -39,6 +39,7 @@ class ConversationPane(Vertical):
             yield WelcomePane(self._services)
             yield TelemetryPanel(id="telemetry")
         yield TelemetryLine(id="telemetry-line")
+        yield PresentedFigures()
         yield Paths()
         yield self._queued
         yield self.composer
@@ -65,10 +66,10 @@ class ConversationPane(Vertical):
                 self.show_options()
 
     def show_options(self) -> None:
-        """Show what the chat has beside the settings: `own system prompt · reasoning off`."""
+        """Show what the chat has beside the settings: `temperature 0.2 · reasoning off`."""
         options = self._session.conversation.options
         own = "own system prompt" if options.has_next_system_prompt else ""  # later it is in the transcript
-        self.composer.show_titles(" · ".join(filter(None, (own, answers.reasoning(*options.reasoning)))))
+        self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own)))))
 
     def show_welcome(self) -> None:
         empty, path = not self.transcript.has_messages, self._session.source

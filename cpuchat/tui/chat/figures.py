@@ -100,11 +100,16 @@ def _progress(figures: ChatFigures) -> float | None:
     return figures.load_fraction if figures.phase == "loading" else None
 
 
+def _percent_done(share: float) -> str:
+    """Return whole percents, cut off as in the status line."""
+    return str(int(100 * share + 1e-9))
+
+
 def _headline(frame: Frame) -> tuple[str, str, str]:
     """Return the number that matters now, its unit and its style; without one "", and the state in words."""
     figures = frame.figures
     if (share := _progress(figures)) is not None:
-        return f"{int(100 * share)}%", "", "now"
+        return f"{_percent_done(share)}%", "", "now"
     unit = f" tok/s{frame.approximately}"
     if figures.live_tok_s.value is not None:
         return units.rate(figures.live_tok_s.value), unit, "now"
@@ -294,11 +299,36 @@ def brief(frame: Frame) -> list[Line]:
     return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _cores(frame)]
 
 
+_LARGE, _WIDE = 5, 96  # rows of the largest digits, and columns that three figures in them take
+
+
+def presented(frame: Frame) -> list[Line]:
+    """Draw speed, acceptance and use of the memory for a room: in large digits, each in its third."""
+    figures, now = frame.figures, frame.figures.roofline
+    number, unit, part = _headline(frame)
+    accepted = None if figures.drafting.off else figures.drafting.acceptance_now.value
+    columns = [(number, unit.strip() or title(figures).removeprefix("Now · "), part)]
+    for share, label in ((accepted, "of drafts accepted"), (now.utilization.value, "of memory bandwidth")):
+        columns.append(("", "", part) if share is None else (f"{percent(share)}%", label, "value"))
+    if now.fits_cache and now.bandwidth.value is not None:
+        columns[2] = "", "weights fit in L3", part
+    width, is_large = frame.width // len(columns), frame.height > _LARGE and frame.width >= _WIDE
+    drawn = [big_digits(number, is_large) for number, *_ in columns]
+    lines = [
+        [frame.text(part, row.ljust(width)) for row, (*_, part) in zip(rows, columns, strict=True)]
+        for rows in zip(*drawn, strict=True)
+    ]
+    return [*lines, [frame.text("value", label.ljust(width)) for _, label, _ in columns]]
+
+
 def one_line(frame: Frame) -> Line:
     """Draw the brief figures in one line, as many as have room."""
     _, unit, _ = _headline(frame)
     if (share := _progress(frame.figures)) is not None:
-        head, tail = _read(frame) or frame.item("loading", ""), _pace(frame) or frame.item("", f"{int(100 * share)} %")
+        head, tail = (
+            _read(frame) or frame.item("loading", ""),
+            _pace(frame) or frame.item("", f"{_percent_done(share)} %"),
+        )
         space, room = frame.item(" ", ""), frame.width - _cells(head) - _cells(tail) - 2
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:

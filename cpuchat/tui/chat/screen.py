@@ -14,7 +14,7 @@ from textual.worker import Worker
 
 from cpuchat.config.servers import Source
 from cpuchat.present import answers
-from cpuchat.protocol.messages import Failed, LoadCancelled, ModelLoaded
+from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded, PrefillProgress
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.events import SessionEvent, Severity
@@ -172,6 +172,10 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                 self._show_ready()
             case events.LoadBegun(again=True):
                 self.notify(f"Loading {event.source.stem} again.", markup=False)
+            case LoadProgress():  # with the status line
+                self.figures.show()
+            case PrefillProgress():
+                self.figures.show_with_text()
             case events.LoadEnded():
                 if isinstance(event.last, LoadCancelled):
                     self.tell("Load stopped. Your next message restarts it.")
@@ -283,7 +287,18 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})
         self.figures.show()
 
+    def action_present(self) -> None:
+        """Show large figures and no titles of chats, for an audience; again: the chat as it was."""
+        self.toggle_class("-presenting")
+        self._transcript.is_private = self.has_class("-presenting")
+        self._transcript.show_title()
+        self._composer.focus()
+        self.refresh_bindings()
+        self.call_after_refresh(self.figures.show)
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ("sidebar", "telemetry"):
+            return not self.has_class("-presenting")
         if action == "stop" and self._composer.is_mounted:
             away = self.focused is not self._composer
             active = self.busy or self.reader.busy or self._composer.editing is not None or bool(self.session.queue)

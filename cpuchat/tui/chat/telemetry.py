@@ -20,7 +20,7 @@ from textual.widget import Widget
 from cpuchat.hardware.process import ProcessMemory, process_memory
 from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.tui.chat.figure_sections import all_figures
-from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, rough, title
+from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, presented, rough, title
 from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import SPARE, Services, pace_beside_model
@@ -99,6 +99,13 @@ class TelemetryLine(FigureRows):
     """Shows the figures in one line, the most important first."""
 
 
+class PresentedFigures(FigureRows):
+    """Shows the figures that matter in large digits, for an audience."""
+
+    def compose_rows(self, frame: Frame) -> list[Line]:
+        return presented(frame)
+
+
 class TelemetryPanel(FigureRows):
     """Shows the figures of the running or last answer, in brief or (class `-all`) all of them, which scroll."""
 
@@ -166,6 +173,10 @@ class LiveFigures:
         if monotonic() - self._drawn > self._pace.figures:
             self.show()
 
+    def show_with_text(self) -> None:
+        """Update with the text that is drawn next, whatever the pace: both tell how much of the prompt is read."""
+        self._shown = 0.0
+
     def show(self) -> None:
         """Update now."""
         self._shown = monotonic()
@@ -183,5 +194,7 @@ class LiveFigures:
         memory = None if pid is None else process_memory(pid)
         draft = short_name(model.draft) if model is not None and model.draft else ""
         shown = TelemetryPanel if self.in_panel else TelemetryLine
+        if self._screen.has_class("-presenting"):
+            shown = PresentedFigures
         for one in self._screen.query(shown):  # none when the app ends while a model loads
             one.show(figures, memory, draft)

@@ -54,6 +54,8 @@ class ChatTranscript(Transcript):
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._session = session
+        self.is_private = False
+        """Nothing names a chat: others are looking."""
         self._next_block = 0  # to copy, from the last one back
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
@@ -137,8 +139,12 @@ class ChatTranscript(Transcript):
                 self._follow_session(event)
 
     def show_title(self) -> None:
-        chat = self._session.conversation.chat
-        self.border_title = Content(clean_line(chat.title)) if chat else "New chat"
+        """Show the chat's title; before an audience the model's name."""
+        conversation = self._session.conversation
+        title = conversation.chat.title if conversation.chat else "New chat"
+        if self.is_private:
+            title = conversation.model_name
+        self.border_title = Content(clean_line(title))
 
     def _follow_session(self, event: SessionEvent) -> None:
         match event:

@@ -78,6 +78,6 @@ class WelcomePane(Static):
         if is_first:
             keys = "1 to 3, then Enter · Ctrl+O your own model · F1 help"
         else:
-            keys = "Ctrl+O models · Alt+S system prompt · F1 help"
+            keys = "Ctrl+O models · Alt+S this chat · F1 help"
         lines += [Content(""), Content(keys)]
         self.update(Content("\n").join(lines))

@@ -17,9 +17,11 @@ from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
+_YOURS = "On another CPU it may be otherwise: ^L measures yours."
 
-class ReplayScreen(Dismissable[bool], keys="replay"):
-    """Replays one of `paths.RECORDINGS`. Closes with True when the user wants to open a model.
+
+class ReplayScreen(Dismissable[str], keys="replay"):
+    """Replays one of `paths.RECORDINGS`. Closes with the action of the chat that the user wants then, if any.
 
     Raises:
         RecordingError: the file of the recording cannot be read.
@@ -67,7 +69,7 @@ class ReplayScreen(Dismissable[bool], keys="replay"):
             pane.set_messages([TranscriptMessage("user", "You", self.recording.prompt)])
             pane.color_drafts(bool(side.drafters))
             pane.begin_answer(side.name, drafted=bool(side.drafters))
-        self._stage.show(self.recording)
+        self._stage.show(self.recording, _YOURS)
 
     def show_at(self, at_ms: float) -> None:
         """Show what was written `at_ms` after the first token; times only grow."""
@@ -89,9 +91,3 @@ class ReplayScreen(Dismissable[bool], keys="replay"):
         for pane in self._panes:
             pane.finish_answer("recording")
         self.over = True
-
-    def action_models(self) -> None:
-        self.dismiss(True)
-
-    def action_close(self) -> None:
-        self.dismiss(False)

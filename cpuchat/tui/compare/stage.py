@@ -218,11 +218,11 @@ class Stage(Widget):
     def replaying(self) -> bool:
         return self._timer is not None
 
-    def show(self, recording: Recording) -> None:
-        """Show it as it ended."""
+    def show(self, recording: Recording, then: str = "") -> None:
+        """Show it as it ended, with a line `then` below the verdict."""
         verdict = compare.verdict(recording.verdict, [side.name for side in recording.sides], *self._keys)
         none = "Stopped: no verdict." if recording.stopped else "No verdict without two complete answers."
-        self._take(Scene(recording, clean_line(verdict or none)))
+        self._take(Scene(recording, "\n".join(filter(None, (clean_line(verdict or none), then)))))
         self.border_title = Content(compare.label(recording))
 
     def live(self, recording: Recording, status: str) -> None:

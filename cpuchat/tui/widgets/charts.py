@@ -92,13 +92,16 @@ _GLYPHS = {
 _HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
 
 
-def big_digits(text: str) -> list[str]:
-    """Draw a number, with % and separators, in three rows of half blocks. Other characters are left out."""
+def big_digits(text: str, large: bool = False) -> list[str]:
+    """Draw a number, with % and separators, in three rows of half blocks, or `large` in five rows of whole ones. Other
+    characters are left out."""
     dots: list[list[int]] = [[] for _ in range(5)]
     for glyph in (_GLYPHS[char] for char in text if char in _GLYPHS):
         wide = max(int(octal).bit_length() for octal in glyph)
         for row, octal in zip(dots, glyph, strict=True):
             row += [*([0] if row else []), *(int(octal) >> bit & 1 for bit in reversed(range(wide)))]
+    if large:
+        return ["".join("██" if dot else "  " for dot in row) for row in dots]
     dots.append([0] * len(dots[0]))
     pairs = zip(dots[::2], dots[1::2], strict=True)
     return ["".join(_HALVES[both] for both in zip(upper, lower, strict=True)) for upper, lower in pairs]

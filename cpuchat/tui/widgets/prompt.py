@@ -29,8 +29,7 @@ class PromptInput(TextArea):
             self.pages = pages
 
     def __init__(self, submit: Callable[[str], None], *, id: str | None = None) -> None:
-        """`submit` is called with what Enter sends (blank only if `sends_blank`); the prompt keeps the text until
-        `accept`.
+        """`submit` is called with what Enter sends, never blank; the prompt keeps the text until `accept`.
 
         It is a call and no message: what was typed right after Enter would get here before a message does.
         """
@@ -43,8 +42,6 @@ class PromptInput(TextArea):
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
         """Put here by their numbers in an empty prompt; another key after one says that the digit was meant."""
-        self.sends_blank = False
-        """Enter also sends an empty text."""
         self.placed = ""
         """What `put` put here last: it was not typed."""
         self._steady = False
@@ -136,7 +133,7 @@ class PromptInput(TextArea):
     def action_submit(self) -> None:
         if self.complete(sends=True):
             return
-        if (text := self.text.strip()) or self.sends_blank:
+        if text := self.text.strip():
             self._submit(text)
 
     def action_complete(self) -> None:

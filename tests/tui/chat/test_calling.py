@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from textual.command import CommandPalette
 from textual.widgets import Button
 
 from cpuchat.present.tools import CHOICES
 from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tui.chat.call_screen import CallScreen
 from tests.support.chat_app import SMALL, RunningApp, running
-from tests.support.looking import LOOK, configure
+from tests.support.looking import LOOK, server_config
 from tests.support.scripted_backend import ScriptedBackend, answer, calling
 
 
 async def offered(app: RunningApp, folder: Path) -> None:
-    configure(folder, "noise")
     await app.ready()
-    app.chat.commands.tools("noise")
+    await app.chat.session.start_server("noise", server_config(folder))
     await app.until(lambda: "1 tool" in app.status)
 
 
@@ -75,9 +73,7 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         await app.press("ctrl+c")
         await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
-        app.chat.commands.forget_approvals()
-        await app.told("approval again")
-        app.chat.commands.tools("noise")
+        await app.chat.session.end_server("noise")
         await app.until(lambda: "tool" not in app.status)
         await app.send("Hello?")
         assert not backend.requests[1].tools
@@ -104,31 +100,3 @@ async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_ro
         assert all(label in app.screen_text for label in CHOICES.values())
         await app.press("right", "enter")
         await app.until(lambda: chosen == ["once"])
-
-
-async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
-    configure(tmp_path, "noise", gone={"command": "gone-mad"}, odd={})
-    backend = ScriptedBackend([calling("", ToolCall(name="look")), answer("It was seen.")])
-    async with running(backend) as app:
-        await app.ready()
-
-        async def choose(*keys: str) -> None:
-            app.chat.commands.tools()
-            await app.until(lambda: isinstance(app.app.screen, CommandPalette))  # a notice may name the server, too
-            await app.until(lambda: "gone" in app.screen_text)
-            await app.press(*keys, "enter")
-
-        await choose()
-        await app.until(lambda: "1 tool" in app.status)
-        await app.send("What is it?", wait=False)
-        assert "server noise, says that it only reads; it gets these arguments" in await asked(app)
-        await app.press("right", "enter")
-        await app.until(lambda: not app.chat.busy)
-        assert backend.requests[1].messages[-1].content.startswith("seen\n\n[If this")
-        await choose("down")
-        await app.until(lambda: "gone-mad: No such file" in app.screen_text)
-        await choose("down", "down")
-        await app.until(lambda: "mcpServers.odd" in app.screen_text)
-        await choose()
-        await app.until(lambda: "tool" not in app.status)
-        assert not app.chat.session.tool_servers and app.conversation.tools is None

@@ -26,9 +26,13 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Reuse, Timings
 from cpuchat.tui import services
 from cpuchat.tui.chat.chat_list import ChatList, Chats
+from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
+from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.replay import ReplayScreen
+from cpuchat.tui.compare.stage import Stage
+from cpuchat.tui.widgets.charts import big_digits
 from tests.support.chat_app import SMALL, WIDE, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
@@ -58,6 +62,7 @@ async def test_after_the_first_paint_a_model_is_loaded_and_a_message_is_answered
         await app.until(load.reached.is_set)
         assert app.app.focused is app.prompt
         await app.until(lambda: "reading the file  61 %" in app.status)
+        assert all(row in app.screen_text for row in big_digits("61%"))  # the panel tells the same at once
         load.open()
         await app.ready()
         assert "Qwen2.5-1.5B-Instruct Q8_0" in app.status and "8 threads · 0/8k ctx" in app.status
@@ -259,15 +264,49 @@ async def test_snapshots_of_the_chat() -> None:
         await snapshot(app.app, "chat-editing-80x24")
 
 
-async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own() -> None:
+async def test_before_an_audience_figures_are_large_and_nothing_names_a_chat_until_all_is_as_before() -> None:
+    async with running(ScriptedBackend([answer(LONG)]), size=(160, 40)) as app:
+        app.prompt.cursor_blink = False
+        await app.ready()
+        await app.send("A private question")
+        await app.run("/rename Secret plans")
+        await app.until(lambda: app.screen_text.count("Secret plans") == 2)  # in the list and over the transcript
+        app.app.clear_notifications()
+        await app.pilot.pause()
+        before = app.screen_text
+        await app.run("/present")
+        for width, height in ((160, 40), WIDE, SMALL, (60, 20)):
+            await app.pilot.resize_terminal(width, height)
+            await app.until(lambda: "of memory bandwidth" in app.screen_text)
+            assert "Secret plans" not in app.screen_text and MODEL.name in app.screen_text.splitlines()[1]
+            assert "█" in app.screen_text
+            await app.press("f8", "f3")
+            assert "Secret plans" not in app.screen_text
+            if (width, height) in (WIDE, SMALL):
+                await snapshot(app.app, f"present-{width}x{height}")
+        await app.pilot.resize_terminal(160, 40)
+        await app.run("/present")
+        await app.until(lambda: app.screen_text == before)
+
+
+async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stage, "MIN_S", 0.1)
+    monkeypatch.setattr(Stage, "MAX_S", 0.1)
     async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
         await app.ready()
         for line in (WHAT, "1  What can you do?", f"2  {DRAFTS}", f"3  {RACE}", "1 to 3, then Enter"):
             assert line in app.screen_text, line
-        await app.press("2", "enter")
-        await app.opens(ReplayScreen)
+        for key, then in (("escape", ChatScreen), ("ctrl+l", OtherSideScreen)):
+            await app.press("2", "enter")
+            await app.opens(ReplayScreen)
+            await app.shows("On another CPU it may be otherwise: ^L measures yours.")
+            await app.press(key)
+            await app.opens(then)
         await app.press("escape")
         await app.closes()
+        await app.ready()
         assert not app.prompt.text and not app.transcript.has_messages
         await app.press("1", "enter")
         await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["What can you do?"])

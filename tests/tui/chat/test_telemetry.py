@@ -206,6 +206,13 @@ def test_the_line_begins_with_the_speed() -> None:
             assert row.startswith(starts[state]) if state in starts else row[5:11] == " tok/s"
 
 
+def test_a_load_has_the_percentage_of_the_status_line() -> None:
+    for done in range(101):
+        event = LoadProgress(phase="reading", done=done, total=100)
+        (row,) = drawn("line", meter_after(event), (1, 78))
+        assert row.rstrip().endswith(f" {done} %") and load_progress("m", event).endswith(f"{done:3d} %")
+
+
 PICTURE = Path(__file__).parents[3] / "docs" / "figures.md"
 
 

@@ -11,7 +11,8 @@ from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.config import settings
 from cpuchat.config.servers import RunningServer, ServerModel, recorded
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.settings import SettingRow, SettingsScreen
+from cpuchat.tui.settings import SettingsScreen
+from cpuchat.tui.widgets.setting_rows import SettingRow
 from tests.support.chat_app import running
 from tests.support.models_screen import about, keys, marked, type_in
 from tests.support.remote_server import Reply, remote_server

@@ -14,8 +14,9 @@ from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.config.settings import DECLARED, Settings, value_of
 from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings
-from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, fields
+from cpuchat.tui.settings import TABS, SettingsScreen, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.setting_rows import Field, SettingRow
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.snapshots import snapshot

@@ -1,0 +1,153 @@
+"""What the open chat is answered with, and where each value comes from: a form that changes it for this chat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import Static
+
+from cpuchat.base.errors import CpuchatError, SettingsError
+from cpuchat.base.setting import Setting
+from cpuchat.base.text import clean_line
+from cpuchat.chats.records import WhenFull
+from cpuchat.config import settings as settings_file
+from cpuchat.config.settings import OF_CHAT, Changes, value_of, with_changes
+from cpuchat.present import answers
+from cpuchat.present.tools import server_state
+from cpuchat.tools.config import load_servers
+from cpuchat.tui.services import Services
+from cpuchat.tui.widgets.key_footer import KeyFooter
+from cpuchat.tui.widgets.setting_rows import Field, FormScreen, SettingRow
+
+_PROMPT, _CONTEXT = "chat.system_prompt", "engine.ctx"
+_ABOUT = {
+    _PROMPT: "instructions before the first message; empty for none",
+    _CONTEXT: "tokens; 0 = auto · for all chats; the model is loaded again",
+}
+_FULL: dict[str, WhenFull] = {"ask": "", **{label.lower(): choice for choice, label in answers.WHEN_FULL.items()}}
+_WHEN_FULL = Field(
+    "chat", "when_full", "", str, "ask", Setting("Context full", "when a message does not fit any more"),
+    kind="choice", choices=tuple(_FULL),
+)  # fmt: skip
+_APPROVED = Field(
+    "tools", "approved", "", bool, False, Setting("Approved tools", "off: every call is asked for"), kind="switch"
+)
+
+
+class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
+    """Returns the MCP servers to start (True) and to end; None when nothing was saved."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._session = services.session
+        self._servers: dict[str, Any] = {}
+        with contextlib.suppress(SettingsError):  # a damaged file; `--tools` says so
+            self._servers = load_servers()
+
+    # Rows
+
+    def compose(self) -> ComposeResult:
+        options, settings, session = self._services.conversation.options, self._services.settings, self._session
+        used = options.applied_to(settings)
+        with Vertical(id="form") as form:
+            form.border_title, form.border_subtitle = "This chat", "from the next message on"
+            with VerticalScroll(can_focus=False):
+                yield self._row(Field.of(_PROMPT), session.system_prompt)
+                for key in OF_CHAT:
+                    yield self._row(Field.of(key), value_of(used, key))
+                if not self._is_served:
+                    yield self._row(Field.of(_CONTEXT), value_of(settings, _CONTEXT))
+                yield self._row(_WHEN_FULL, next(words for words, one in _FULL.items() if one == options.when_full))
+                for number, name in enumerate(self._servers):
+                    words = Setting(clean_line(name), "MCP server: the model may call its tools, with your approval")
+                    field = Field("tools", f"server-{number}", "", bool, False, words, kind="switch")
+                    yield self._row(field, name in session.tool_servers)
+                if session.tools.has_approvals:
+                    yield self._row(_APPROVED, True)
+        yield Static(id="hint", markup=False)
+        yield KeyFooter()
+
+    def _row(self, field: Field, value: Any) -> SettingRow:
+        return SettingRow(field, value, [], self._source(field, value), self._unset(field))
+
+    def _source(self, field: Field, value: Any) -> str:
+        """Return where a value comes from, or what is known of it."""
+        if field.section == "tools":
+            return self._state(field)
+        if field is _WHEN_FULL:
+            return "default" if value == field.default else "this chat"
+        set_by, model = self._sources.get(field.key, ""), self._services.conversation.model
+        if field.key == _CONTEXT:
+            return f"{model.n_ctx:,} in use · {set_by or 'default'}" if model is not None else set_by or "default"
+        if value is not None and value != value_of(self._services.settings, field.key):
+            return "this chat"
+        return set_by or self._of_model(field) or "default"
+
+    def _state(self, field: Field) -> str:
+        if field is _APPROVED:
+            return "run without asking"
+        name = self._server(field)
+        if (server := self._session.tool_servers.get(name)) is not None:
+            return server_state(server, self._session.tools.toolbox.offered(server))
+        return str(self._servers[name]) if isinstance(self._servers[name], SettingsError) else "MCP server"
+
+    def _server(self, field: Field) -> str:
+        return [*self._servers][int(field.name.removeprefix("server-"))]
+
+    def _unset(self, field: Field) -> str:
+        if field.default is None and (beneath := value_of(self._services.settings, field.key)) is not None:
+            return field.shown(beneath)
+        return super()._unset(field)
+
+    def reset_value(self, row: SettingRow) -> Any:
+        is_own = row.field.key in (_PROMPT, *OF_CHAT)
+        return value_of(self._services.settings, row.field.key) if is_own else row.field.default
+
+    def facts(self, row: SettingRow) -> list[str]:
+        beside = row.text_beside if self.has_class("-tiny") else ""  # it may be cut there
+        return [*filter(None, (beside, _ABOUT.get(row.field.key, row.field.words.about), row.field.limits))]
+
+    def edited(self, row: SettingRow) -> None:
+        with contextlib.suppress(ValueError):  # what is wrong with it stands there then
+            row.note = self._source(row.field, row.field.parse(row.content))
+
+    # Saving
+
+    def save(self) -> None:
+        if not self._session.refuse_while_writing("change this chat"):  # a queued message was sent meanwhile
+            self.saving = True
+            self._save()
+
+    @work
+    async def _save(self) -> None:
+        try:
+            values = {row.field.key: row.field.parse(row.content) for row in self.rows}
+            changed = {row.field.key: row.field for row in self.rows if row.changed}
+            if _CONTEXT in changed:
+                await self._resize({"engine": {"ctx": values[_CONTEXT]}})
+            if changed.keys() & {_PROMPT, *OF_CHAT}:
+                beneath = self._services.settings
+                own = {key: values[key] for key in OF_CHAT if values[key] not in (None, value_of(beneath, key))}
+                await self._session.set_options(own, values[_PROMPT])
+            if _WHEN_FULL.key in changed:
+                await self._services.conversation.options.set(when_full=_FULL[values[_WHEN_FULL.key]])
+            if _APPROVED.key in changed:
+                self._session.tools.forget_approvals()
+            if _CONTEXT in changed and self._session.source is not None and not self._session.busy:
+                self._session.load(self._session.source)
+            servers = {self._server(field): values[key] for key, field in changed.items() if "server-" in key}
+            await self.dismiss_when_on_top(servers)
+        except (CpuchatError, OSError) as error:
+            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
+        finally:
+            self.saving = False
+
+    async def _resize(self, changes: Changes) -> None:
+        await asyncio.to_thread(settings_file.update, changes)
+        self._services.setting_sources.saved(changes)
+        self._services.conversation.settings = with_changes(self._services.settings, changes)
