@@ -30,6 +30,7 @@ from cpuchat.protocol.messages import (
     Failed,
     ForgetChat,
     Generate,
+    GenerationFinished,
     LoadModel,
     Measure,
     Score,
@@ -41,6 +42,7 @@ from cpuchat.protocol.messages import (
     encode,
     frame_length,
 )
+from cpuchat.protocol.timings import Timings
 
 if TYPE_CHECKING:
     from cpuchat.engine.engine import Engine
@@ -94,12 +96,22 @@ class _EngineThread(threading.Thread):
             self._changed.notify()
 
     def cancel(self, request_id: int) -> None:
-        """Stop that request if it runs or waits, else do nothing. Called from the main thread."""
+        """Stop that request if it runs or waits, else do nothing: an answer that waits ends at once. Called from the
+        main thread."""
+        ended = None
         with self._changed:
-            if any(request_id == _request_id(command) for command, _ in self._commands):
-                self._cancelled.add(request_id)
+            for number, (command, _) in enumerate(self._commands if request_id else ()):
+                if request_id == _request_id(command):
+                    if isinstance(command, Generate):
+                        ended = GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
+                        del self._commands[number]
+                    else:
+                        self._cancelled.add(request_id)
+                    break
             if (engine := self._engine_at(request_id)) is not None:
                 engine.cancel(request_id)
+        if ended is not None:
+            self._output.emit(ended)
 
     def end_reasoning(self, request_id: int) -> None:
         """End the reasoning of that request if it runs, else do nothing. Called from the main thread."""
@@ -198,6 +210,8 @@ class _EngineThread(threading.Thread):
                 traceback.print_exc()
             self._changed_within(None)
         with self._changed:
+            if not self._commands:  # it was cancelled
+                return True
             command, arrived = self._commands.popleft()
             self._begin(engine, command)
             self._is_answering = isinstance(command, Generate)

@@ -15,7 +15,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.models.synthetic.model import header_of as header_of_shape
-from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.messages import AUTO_PARALLEL, LoadOptions
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
@@ -39,6 +39,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def options_for(n_ubatch: int, flash: bool = True) -> LoadOptions:
     flash_attn = "auto" if flash else "off"
     return LoadOptions(n_ubatch=n_ubatch, n_batch=n_ubatch, flash_attn=flash_attn, kernels="llama.cpp")
+
+
+def test_answers_at_once_are_counted_and_as_many_as_half_of_the_rest_holds_are_chosen() -> None:
+    header = header_of_shape(SHAPES["0.5b"], "Q8_0")
+    alone = fit.required_memory(header, LoadOptions(), 4096)
+    three = fit.required_memory(header, LoadOptions(parallel=3), 4096)
+    assert three.kv == 3 * alone.kv and "3 × 4096 tokens" in three.breakdown()
+    for spare, expected in ((0, 1), (2, 2), (4, 3), (100, AUTO_PARALLEL)):
+        available = alone.min_bytes + spare * alone.kv
+        need, _ = fit.plan_memory(header, LoadOptions(n_ctx=4096, parallel=0), available)
+        assert need.parallel == expected
+        assert need.min_bytes <= available
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,6 @@ async def test_one_that_is_left_early_ends_alone_and_others_join_and_go_on(
     await until(endless, TextDelta)
     joined = [asyncio.create_task(collect(four.generate(REQUESTS[name]))) for name in ("long", "sampled", "grammar")]
     reading = four.generate(chat(f"something else {LONG * 2}", max_tokens=0))
-    waiting = asyncio.create_task(collect(four.generate(chat("waits for a lane", max_tokens=0))))
-    await until(endless, TextDelta)
-    waiting.cancel()  # which must not end those that run
     await until(reading, PrefillProgress)
     await reading.aclose()
     for task, name in zip(joined, ("long", "sampled", "grammar"), strict=True):
@@ -94,6 +91,19 @@ async def test_one_that_is_left_early_ends_alone_and_others_join_and_go_on(
     await until(endless, TextDelta)
     await endless.aclose()
     assert outcome(await collect(four.generate(REQUESTS["greedy"]))) == outcome(alone["greedy"])
+
+
+async def test_one_that_waits_ends_at_once_when_it_is_cancelled(four: LocalBackend) -> None:
+    endless = [four.generate(chat(f"endless {i}", max_tokens=0)) for i in range(4)]
+    for one in endless:
+        await until(one, TextDelta)
+    waiting = asyncio.create_task(collect(four.generate(chat("waits for a lane"))))
+    await until(endless[0], TextDelta)
+    await four.cancel()
+    assert (await waiting).finished.stop_reason == "cancelled"
+    for one in endless:  # they go on
+        await until(one, TextDelta)
+        await one.aclose()
 
 
 async def test_a_failure_of_one_leaves_the_others(four: LocalBackend, alone: dict[str, Answer]) -> None:

@@ -204,7 +204,7 @@ def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> 
 @needs_kernels
 def test_answers_beside_each_other_change_no_bit(load: Callable[..., Model]) -> None:
     # Needs a library whose attention covers several sequences (`make setup` builds it).
-    model = load(DEMO, msgspec.structs.replace(LONG, parallel=3), threads=own_cpus()[:2])
+    model = load(DEMO, msgspec.structs.replace(LONG, parallel=3))
     passes = model.passes
     assert passes is not None
     lanes = list(zip(model.lanes, (TEXT[:600], TEXT[9:79], TEXT[3:8]), strict=True))
