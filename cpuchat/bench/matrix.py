@@ -67,18 +67,23 @@ _WITH_DRAFT_MODEL = ("auto", "draft")
 
 
 class BenchWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` as shown: a kind of prompts, or llama-bench's `pp512`, `tg128 @ d4096`. `depth`: tokens in the KV cache
-    before."""
+    """`name`: a kind of prompts, or llama-bench's `pp512`, `tg128 @ d4096`. `depth`: tokens in the KV cache before.
+    `users` ask at once, each with a prompt of the kind."""
 
     kind: WorkloadKind
     name: str
     n_prompt: int = 0
     n_gen: int = 0
     depth: int = 0
+    users: int = 1
 
     @classmethod
-    def of_prompts(cls, kind: Kind, tokens: int) -> BenchWorkload:
-        return cls(kind="prompts", name=kind, n_gen=tokens)
+    def of_prompts(cls, kind: Kind, tokens: int, users: int = 1) -> BenchWorkload:
+        return cls(kind="prompts", name=kind, n_gen=tokens, users=users)
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} × {self.users} users" if self.users > 1 else self.name
 
     @classmethod
     def random(cls, kind: Literal["pp", "tg"], tokens: int, depth: int) -> BenchWorkload:
@@ -143,7 +148,7 @@ class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """Name it in a progress line."""
-        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}"
+        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.words}"
 
     @property
     def plain(self) -> BenchCell:
@@ -153,16 +158,17 @@ class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
 
 def workloads(
     prompts: Sequence[Kind] = (), tokens: int = 128, pp: Sequence[int] = (), tg: Sequence[int] = (),
-    depth: Sequence[int] = (0,),
+    depth: Sequence[int] = (0,), users: Sequence[int] = (),
 ) -> list[BenchWorkload]:  # fmt: skip
-    """Return the tests: `pp` and `tg` random tokens at each `depth`; without them prompts, by default all kinds, of
-    `tokens` tokens each."""
+    """Return the tests: `pp` and `tg` random tokens at each `depth`; without them, or for `users`, prompts, by default
+    all kinds, of `tokens` tokens each."""
     found: list[BenchWorkload] = []
     for at in dict.fromkeys(depth):
         found += [BenchWorkload.random("pp", n, at) for n in dict.fromkeys(pp)]
         found += [BenchWorkload.random("tg", n, at) for n in dict.fromkeys(tg)]
-    kinds = prompts or ([] if found else KINDS)
-    return [*found, *(BenchWorkload.of_prompts(kind, tokens) for kind in dict.fromkeys(kinds))]
+    kinds = prompts or ([] if found and not users else KINDS)
+    numbers = dict.fromkeys(users or (1,))
+    return [*found, *(BenchWorkload.of_prompts(kind, tokens, n) for kind in dict.fromkeys(kinds) for n in numbers)]
 
 
 def cells_of(

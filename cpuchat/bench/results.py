@@ -259,7 +259,7 @@ REGRESSION: int = 1
 """Exit code of `cpuchat bench --diff` when a figure is slower."""
 Figure = Literal["decode", "prefill"]
 _FIGURES: Final[tuple[Figure, ...]] = ("decode", "prefill")
-_MEDIANS: Final = (*_FIGURES, "ttft_ms", "bandwidth", "utilization", "memory")
+_MEDIANS: Final = (*_FIGURES, "ttft_ms", "each", "bandwidth", "utilization", "memory")
 
 
 class SpeedDifference(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ class BenchProgress:
 
 class Bench:
     """Measures `cells`. `measured` are the measurements that count, `failed` the reasons of the cells that could not
-    be measured. `tell`: called whenever something changed.
+    be measured. `tell` is called whenever something changed.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class Bench:
         chosen: Settings,
         *,
         prompts: Sequence[BenchPrompt] | None = None,
-        tell: Callable[[], None] = lambda: None,
     ) -> None:
         self.cells, self.rounds, self.progress = list(cells), rounds, BenchProgress()
         self.measured: list[Measurement] = []
@@ -59,7 +58,7 @@ class Bench:
         self._environment: Environment | None = None
         self._chosen = chosen
         self._prompts = load() if prompts is None else list(prompts)
-        self._tell = tell
+        self.tell: Callable[[], None] = lambda: None
         self._backend = LocalBackend()
         self._stopped = False
 
@@ -111,30 +110,31 @@ class Bench:
                     sample = await self._measure(cell)
                     if sample is not None and number:
                         self.measured.append(Measurement(cell, sample))
-                    self._tell()
+                    self.tell()
         except Interrupted:
             raise
         except CpuchatError as error:
             if self._stopped:
                 raise Interrupted("Stopped.") from None
             self.failed = {cell: str(error) for cell in cells} | self.failed
-            self._tell()
+            self.tell()
 
     async def _load(self, cells: list[BenchCell]) -> None:
         setup = cells[0].setup
         self.progress.what = f"loading {Path(setup.model).name}"
-        self._tell()
+        self.tell()
         chosen = setup.settings(self._chosen)
         options = msgspec.structs.replace(
             chosen.load_options(setup.draft),
             n_ctx=max(chosen.engine.n_ctx, self._context(cells)),
+            parallel=max(cell.test.users for cell in cells),
             calibrate=any(cell.drafters != OFF for cell in cells),
         )
 
         def tell(event: LoadProgress) -> None:
             share = f" {100 * event.done // event.total} %" if event.total > 1 else ""
             self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
-            self._tell()
+            self.tell()
 
         self._models[setup] = await load_to_measure(
             self._backend, Path(setup.model), options, PlacementSpec.of(chosen), lambda: self._stopped, tell
@@ -152,7 +152,7 @@ class Bench:
         """Measure a cell once; None if it failed. Raises Interrupted."""
         progress, sample = self.progress, None
         progress.what = cell.words
-        self._tell()
+        self.tell()
         start = time.monotonic()
         try:
             prompts = [one for one in self._prompts if one.kind == cell.test.name]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 import msgspec
+import numpy as np
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import MeasureFailed
@@ -13,7 +16,7 @@ from cpuchat.bench.matrix import BenchCell, BenchPrompt
 from cpuchat.config.settings import SpeculationSection
 from cpuchat.hardware.process import process_memory
 from cpuchat.measure.answer import answer_greedily
-from cpuchat.protocol.messages import Failed, Generate, Measure, Message, TextDelta
+from cpuchat.protocol.messages import Failed, Generate, Measure, Message, StateKey, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
@@ -21,12 +24,14 @@ from cpuchat.telemetry.roofline import after_answer
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement: a run of random tokens, or all prompts of a kind, one after the other.
+    """One measurement: a run of random tokens, or all prompts of a kind, one after the other; or one of each user.
 
     Attributes:
         seconds: timed, of all prompts together.
         prefill, decode: tok/s over all prompts; None when not a part of the test.
         ttft_ms: mean of the prompts.
+        each: decode tok/s of each of several users, on average; `decode` is then that of all together, while all of
+            them are answered; where there is no such time, from the first token of one to the last token of another.
         passes: of the target while something was drafted; 0 otherwise.
         bandwidth: bytes per second that decoding reads by the model's header; `utilization` of the measured peak.
         memory: resident bytes of the worker.
@@ -41,6 +46,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     prefill: float | None = None
     decode: float | None = None
     ttft_ms: float | None = None
+    each: float | None = None
     draft_n: int = 0
     draft_n_accepted: int = 0
     passes: int = 0
@@ -96,22 +102,52 @@ async def _random(backend: LocalBackend, model: ModelInfo, cell: BenchCell) -> S
 async def _prompts(backend: LocalBackend, model: ModelInfo, cell: BenchCell, prompts: Sequence[BenchPrompt]) -> Sample:
     """Measure greedy answers of exactly as many tokens as the test has, with nothing reused from earlier ones."""
     section = SpeculationSection(drafters=cell.drafters, depth=cell.draft_depth)
-    digest, answers = hashlib.blake2b(digest_size=16), list[Timings]()
+    users = cell.test.users
+    if model.parallel < users:
+        why = " ".join(note for note in model.notes if note.startswith("One answer at a time"))
+        raise MeasureFailed(f"{model.parallel} of {users} users can be answered at once. {why}".strip())
 
-    def take(delta: TextDelta) -> None:
-        digest.update(delta.text.encode())
-
-    for prompt in prompts:
-        await backend.forget("")  # neither KV cache nor drafters know the text of the round before
+    async def ask(user: int, prompt: BenchPrompt) -> tuple[Timings, list[TextDelta]]:
+        written = list[TextDelta]()
         request = Generate(
             messages=(Message(role="user", content=prompt.text),),
             max_tokens=cell.test.n_gen,
             speculation=section.speculation(),
             ignore_eos=True,
+            state=StateKey(owner=f"user {user}"),  # nothing is reused of another one
         )
-        answers.append(await answer_greedily(backend.generate, request, take))
-        digest.update(b"\0")
-    return _summed(model, answers, digest.hexdigest())
+        return await answer_greedily(backend.generate, request, written.append), written
+
+    answers = list[tuple[Timings, list[TextDelta]]]()
+    for group in ([prompt] for prompt in prompts) if users == 1 else [[*islice(cycle(prompts), users)]]:
+        await backend.forget("")  # neither KV cache nor drafters know the text of the round before
+        ended = await asyncio.gather(*(ask(*one) for one in enumerate(group)), return_exceptions=True)
+        for one in ended:
+            if isinstance(one, BaseException):
+                raise one
+            answers.append(one)
+    text = "\0".join("".join(delta.text for delta in deltas) for _, deltas in answers)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    sample = _summed(model, [timings for timings, _ in answers], digest)
+    return sample if users == 1 else _together(sample, answers)
+
+
+def _together(sample: Sample, answers: Sequence[tuple[Timings, list[TextDelta]]]) -> Sample:
+    """Return the figures of answers that were written at once; what they read together is not known."""
+    curves = [([one.at_ms for one in deltas], [one.predicted_n for one in deltas]) for _, deltas in answers]
+    first, last = [at_ms[0] for at_ms, _ in curves], [at_ms[-1] for at_ms, _ in curves]
+    start, end = (max(first), min(last)) if max(first) < min(last) else (min(first), max(last))
+    written = sum(float(np.interp(end, *curve) - np.interp(start, *curve)) for curve in curves)
+    rates = [rate for timings, _ in answers if (rate := timings.predicted_per_second)]
+    return msgspec.structs.replace(
+        sample,
+        seconds=max(last) / 1e3,
+        prefill=None,
+        decode=1e3 * written / (end - start) if end > start else None,
+        each=sum(rates) / len(rates) if rates else None,
+        bandwidth=None,
+        utilization=None,
+    )
 
 
 def _summed(model: ModelInfo, answers: Sequence[Timings], text: str) -> Sample:

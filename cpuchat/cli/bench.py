@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.drafters import CHOICES
+from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ Examples:
   cpuchat bench big.gguf --drafters off,auto,draft:4 --prompts code,chat
   cpuchat bench big-Q4_K_M.gguf big-Q8_0.gguf --pp 512 --tg 128 --depth 0,4096
   cpuchat bench big.gguf --threads 4,8,16 --tg 64
+  cpuchat bench big.gguf --users 1,2,4,8 --prompts chat
   cpuchat bench big.gguf --tg 64 --json > today.json
   cpuchat bench --diff yesterday.json today.json
 
@@ -81,6 +83,7 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
     _KINDS,
 )
 @click.option("--tokens", type=_TOKENS, default=128, metavar="N", help="Tokens of each answer. Default: 128.")
+@_list("--users", "Users at once, each with a prompt of its own. Default: 1.", click.IntRange(1, MAX_PARALLEL))
 @_list("--pp", "Prefill of N random tokens, as llama-bench's -p.", _TOKENS)
 @_list("--tg", "Decoding of N random tokens, as llama-bench's -n.", _TOKENS)
 @_list("--depth", "Tokens in the KV cache before --pp and --tg. Default: 0.", click.IntRange(0, 10_000_000))
@@ -99,6 +102,7 @@ def bench(
     pp: list[int],
     tg: list[int],
     depth: list[int],
+    users: list[int],
     **lists: Sequence[str],
 ) -> int:
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
@@ -112,14 +116,14 @@ def bench(
     source = click.get_current_context().get_parameter_source
     numbers = any(source(name) is ParameterSource.COMMANDLINE for name in ("tokens", "rounds"))
     if diff is not None:
-        if len(models) != 1 or given or prompts or pp or tg or depth or numbers:
+        if len(models) != 1 or given or prompts or pp or tg or depth or users or numbers:
             raise UsageError("--diff takes two files and no option but --json.", "As in `--diff OLD.json NEW.json`.")
         return _print_diff(read_report(diff), read_report(Path(models[0])), as_json=as_json)
     chosen = laid_over({})
     library = Library(chosen.model.folders)
-    cells = cells_of(models, workloads(prompts, tokens, pp, tg, depth or [0]), chosen, library, **given)
+    cells = cells_of(models, workloads(prompts, tokens, pp, tg, depth or [0], users), chosen, library, **given)
     check_placements(cells, chosen)
-    found, failed = run_bench(lambda tell: Bench(cells, rounds, chosen, tell=tell))
+    found, failed = _run(Bench(cells, rounds, chosen))
     from cpuchat.bench.results import GAIN, compare_reports
     from cpuchat.bench.results import as_json as as_report
     from cpuchat.present import bench as words
@@ -133,15 +137,9 @@ def bench(
     return failed
 
 
-def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]:
-    """Run a benchmark with its progress on stderr; returns what was measured, and the exit code.
-
-    Args:
-        make: makes it; it is to call the function that it is given.
-
-    Raises:
-        Interrupted: Ctrl+C before anything was measured.
-        MeasureFailed: no cell was measured.
+def _run(running: Bench) -> tuple[Report, int]:
+    """Run a benchmark with its progress on stderr; returns what was measured, and the exit code. Raises Interrupted:
+    Ctrl+C before anything was measured; MeasureFailed: no cell was measured.
     """
     from cpuchat.cli.session import run_stoppable
     from cpuchat.present.bench import progress_bar
@@ -158,7 +156,7 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
             progress, due = running.progress, time.monotonic() + _SHOWN_SECONDS
             terminal.status(progress_bar(progress.done, progress.total, progress.seconds_left, progress.what))
 
-    running = make(show)
+    running.tell = show
     try:
         asyncio.run(run_stoppable(running))
     except Interrupted:

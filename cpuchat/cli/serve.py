@@ -24,6 +24,7 @@ from cpuchat.cli.options import (
 )
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import is_loopback
+from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ Examples:
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
 
-One request is answered at a time; clients take turns for the others. Ctrl+C ends the server, a second one ends it at
-once.
+Requests beyond --parallel wait; clients take turns. Ctrl+C ends the server, a second one ends it at once.
 
 Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools;
 /infill (llama-server) for editors. docs/agents.md configures coding agents, docs/serve.md editors.
@@ -49,6 +49,15 @@ Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/
 CPUCHAT_SERVE_TOKEN is the token that programs must send, as `Authorization: Bearer TOKEN` (the api_key of OpenAI
 clients); `openssl rand -hex 32` makes one. Any address but 127.0.0.1 needs one, and sends it unencrypted: outside a
 network that you trust, put a TLS proxy or an SSH tunnel in front."""
+
+
+class _Parallel(click.ParamType):
+    """A number of answers at once; `auto` is 0."""
+
+    name = "parallel"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return 0 if value == "auto" else click.IntRange(1, MAX_PARALLEL).convert(value, param, ctx)
 
 
 @click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI and Anthropic dialects).")
@@ -63,6 +72,13 @@ network that you trust, put a TLS proxy or an SSH tunnel in front."""
     ),
     click.option(
         "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
+    ),
+    click.option(
+        "--parallel",
+        type=_Parallel(),
+        default=1,
+        metavar="N",
+        help="Answers at once, each with a context of its own; auto: up to 4 if memory allows. Default: 1.",
     ),
     click.option(
         "--idle-unload",
@@ -82,6 +98,7 @@ def serve(
     port: int,
     alias: tuple[str, ...],
     queue: int,
+    parallel: int,
     idle_unload: float,
     cors_origin: tuple[str, ...],
     quiet: bool,
@@ -124,7 +141,7 @@ def serve(
         raise
     terminal = TerminalOutput(quiet=quiet)
     access = {"token": token, "local": local, "origins": cors_origin}
-    options = {"aliases": alias, "limit": queue, "idle_minutes": idle_unload}
+    options = {"aliases": alias, "limit": queue, "parallel": parallel, "idle_minutes": idle_unload}
     return asyncio.run(_serve(chosen, backend, path, terminal, listeners, access, options, strict=strict))
 
 
@@ -156,6 +173,8 @@ async def _serve(
             info = await session.load(path, strict=strict)
             service.loaded(info)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")
+            if info.parallel > 1:
+                terminal.note(f"cpuchat: {info.parallel} answers at once, each with {info.n_ctx:,} tokens of context")
             with recorded(RunningServer(address, service.names[0], os.getpid())):
                 terminal.line(f"Serving {service.names[0]} on {address}/v1")
                 await _signal(backend)

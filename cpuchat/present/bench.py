@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base.text import clean_line
-from cpuchat.bench.matrix import OFF, Setup
+from cpuchat.bench.matrix import OFF, BenchCell, Setup
 from cpuchat.bench.results import GAIN, Diff, Environment, Report, Resolution, Result
 from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
@@ -45,19 +45,21 @@ def setting_words(setup: Setup, names: set[str]) -> str:
     return ", ".join(filter(None, (words(setup) for name, words in _SETTINGS.items() if name in names)))
 
 
-def _row(result: Result, names: set[str]) -> tuple[str, ...]:
-    """Return the row of a cell; what all cells share is empty (see `common`)."""
+def _row(result: Result, names: set[str], of_one: float | None) -> tuple[str, ...]:
+    """Return the row of a cell; what all cells share is empty (see `common`). `of_one`: decode tok/s of one user."""
+    together, each = result.median("decode"), result.median("each")
     remarks = [
+        f"{units.factor(together / of_one)} one user" if each and together and of_one else "",
         "failed" if result.failure else "",
         "noisy" if result.noisy else "",
         "text differs" if result.same_text is False else "",
     ]
     return (
         *_cell_names(result, names),
-        result.cell.test.name,
+        result.cell.test.words,
         _words(result.median("ttft_ms"), lambda ms: " ".join(units.duration(ms / 1e3))),
         _rate(result.rates("prefill")),
-        _rate(result.rates("decode")),
+        _rate(result.rates("decode")) + (f" ({units.rate(each)} each)" if each else ""),
         _words(result.speed_up, lambda ratio: f"{'' if result.sure else '≈'}{units.factor(ratio)}"),
         _words(result.acceptance, "{:.0%}".format).replace("%", " %"),
         _words(result.tokens_per_pass, "{:.2f}".format),
@@ -66,6 +68,10 @@ def _row(result: Result, names: set[str]) -> tuple[str, ...]:
         _words(result.median("utilization"), "{:.0%}".format).replace("%", " %"),
         ", ".join(filter(None, remarks)),
     )
+
+
+def _of_one_user(cell: BenchCell) -> BenchCell:
+    return msgspec.structs.replace(cell, test=msgspec.structs.replace(cell.test, users=1))
 
 
 def _cell_names(result: Result, names: set[str]) -> tuple[str, str, str]:
@@ -160,7 +166,9 @@ def summary(report: Report) -> list[str]:
         [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""],
         varying(report.results),
     )
-    lines += markdown_table([HEADINGS, *(_row(one, names) for one in report.results)], RIGHT)
+    decoded = {one.cell: one.median("decode") for one in report.results}
+    rows = [_row(one, names, decoded.get(_of_one_user(one.cell))) for one in report.results]
+    lines += markdown_table([HEADINGS, *rows], RIGHT)
     found = notes(report)
     return [*lines, "", *(f"- {clean_line(note)}" for note in found)] if found else lines
 
@@ -189,7 +197,7 @@ def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
     rows = [
         (
             *_cell_names(one.old, names),
-            one.old.cell.test.name,
+            one.old.cell.test.words,
             one.figure,
             units.rate(one.before),
             units.rate(one.after),

@@ -256,14 +256,16 @@ class Pages:
 
     def _model(self) -> dict[str, Any]:
         service, model = self._service, self._service.model
-        sizes = {name: getattr(model, name) for name in ("n_vocab", "n_ctx", "n_ctx_train", "n_params", "size")}
+        numbers = {
+            name: getattr(model, name) for name in ("n_vocab", "n_ctx", "n_ctx_train", "n_params", "size", "parallel")
+        }
         return {
             "id": service.names[0],
             "aliases": list(service.names[1:]),
             "object": "model",
             "created": service.started,
             "owned_by": "cpuchat",
-            "meta": {**sizes, "ftype": model.quantization, "draft": model.draft},
+            "meta": {**numbers, "ftype": model.quantization, "draft": model.draft},
         }
 
     async def metrics(self, request: Request) -> Response:

@@ -66,8 +66,9 @@ class InferenceService:
     """Use from one event loop. Requests are refused until `loaded`. Nothing of the `conversation` is stored.
 
     `aliases`: names that the model answers to beside its own, the first is the one it goes by. `limit`: requests that
-    may wait. `idle_minutes` without a request unload the model, which the next one loads again (0: never). `on_done`:
-    called with every request that has ended; `on_note`, with what the log should say.
+    may wait. `parallel`: as of `LoadOptions`, for its loads. `idle_minutes` without a request unload the model, which
+    the next one loads again (0: never). `on_done`: called with every request that has ended; `on_note`, with what the
+    log should say.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class InferenceService:
         *,
         aliases: tuple[str, ...] = (),
         limit: int = 16,
+        parallel: int = 1,
         idle_minutes: float = 0.0,
         on_done: Callable[[RequestRecord], None] = lambda done: None,
         on_note: Callable[[str], None] = lambda text: None,
@@ -89,6 +91,7 @@ class InferenceService:
             },
             self.figures,
         )
+        conversation.parallel = parallel
         self.closing, self.started = False, int(time.time())
         self._conversation, self._aliases, self._limit = conversation, aliases, limit
         self._on_done, self._on_note = on_done, on_note

@@ -94,6 +94,8 @@ class Conversation:
         self.drafts = True
         """Whether this run drafts, as the settings say."""
         self.draft_problem = ""
+        self.parallel = 1
+        """As of `LoadOptions`."""
         self.logs_speed = True
         self.asks_when_full = False
         self.kept_all = False
@@ -237,6 +239,7 @@ class Conversation:
                 failed: Failed | None = None
                 chosen = self.in_effect
                 options = chosen.load_options(str(draft or ""), calibrate=calibrate)
+                options = msgspec.structs.replace(options, parallel=self.parallel)
                 stream = self.backend.load(path, options, PlacementSpec.of(chosen))
                 async with contextlib.aclosing(stream) as events:
                     async for event in events:

@@ -15,7 +15,9 @@ from cpuchat.models.machine import Tuned, TunedSettings
 
 
 def cells(models: Sequence[str] = ("demo",), **values: Any) -> list[BenchCell]:
-    tests = workloads(**{name: values.pop(name) for name in ("prompts", "pp", "tg", "depth") if name in values})
+    tests = workloads(
+        **{name: values.pop(name) for name in ("prompts", "pp", "tg", "depth", "users") if name in values}
+    )
     return cells_of(models, tests, Settings(), Library([]), **values)
 
 
@@ -38,6 +40,12 @@ def test_where_something_drafts_there_is_a_plain_cell() -> None:
     ]  # fmt: skip
     assert len({one.setup for one in found}) == 1 and "draft" in found[0].setup.draft
     assert {one.plain for one in found} == {one for one in found if one.drafting == "off"}
+
+
+def test_users_ask_prompts_beside_random_tokens() -> None:
+    found = cells(tg=[8], users=[1, 4], prompts=["code"], drafters=["off"])
+    assert [one.test.words for one in found] == ["tg8", "code", "code × 4 users"]
+    assert len(cells(users=[2], drafters=["off"])) == 4
 
 
 def test_all_prompts_are_the_default_and_no_draft_model_is_loaded_for_nothing() -> None:

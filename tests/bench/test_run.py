@@ -26,7 +26,7 @@ from cpuchat.bench.run import Bench
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
-from cpuchat.present.bench import diff_lines, notes
+from cpuchat.present.bench import diff_lines, notes, summary
 from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
 from tests.support.terminal import Terminal
@@ -69,6 +69,19 @@ async def test_prompts_plain_and_drafted() -> None:
         "cpuchat-demo-8m-q8_0.gguf",
         "cpuchat-demo-draft-1m-q8_0.gguf",
     }
+
+
+async def test_users_at_once() -> None:
+    found = await report(bench(*workloads(["chat"], 24, users=[1, 3]), drafters=["off"]))
+    one, three = found.results
+    assert not one.failure and not three.failure and one.median("each") is None
+    assert {sample.predicted_n for sample in three.samples} == {72}
+    each, together = three.median("each"), three.median("decode")
+    assert each and together and three.median("ttft_ms") and not three.rates("prefill")
+    assert three.median("bandwidth") is None  # passes over several answers read the weights once
+    row = next(line for line in summary(found) if "chat × 3 users" in line)
+    assert " each)" in row and "× one user" in row
+    assert as_json(found)["results"][1]["each"] == each
 
 
 async def test_random_tokens_at_depths_have_llama_bench_names_whatever_else_cannot_be_loaded(tmp_path: Path) -> None:

@@ -122,6 +122,23 @@ def test_one_that_waits_may_leave(endless: Server) -> None:
     wait_for_count(endless, "cancelled", before + 2)
 
 
+def test_no_client_waits_behind_many_requests_of_another_one(endless: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(sent(endless, forever()))
+        endless.wait_for(running=1)
+        for number in range(1, 4):
+            stack.enter_context(sent(endless, forever()))
+            endless.wait_for(waiting=number)
+        with ThreadPoolExecutor(1) as thread:
+            editor = {"user-agent": "editor"}
+            other = thread.submit(endless.http.post, CHAT, json=chat("Hi", max_tokens=2), headers=editor)
+            endless.wait_for(waiting=4)
+            first.close()
+            assert other.result().status_code == 200
+        endless.wait_for(running=1, waiting=2)
+    endless.wait_for(running=0, waiting=0)
+
+
 async def test_the_app_s_backend_waits_in_the_queue_and_stops(endless: Server) -> None:
     backend = RemoteBackend()
     try:

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -113,7 +114,7 @@ def test_what_a_path_takes_is_told(tiny: Server) -> None:
 
 @pytest.mark.parametrize("name", ["authorization", "x-stainless-helper-method", "openai-beta", "anthropic-version"])
 async def test_a_page_may_send_the_headers_of_the_vendors_clients(name: str) -> None:
-    conversation: Any = None
+    conversation: Any = SimpleNamespace()
     served = httpx.ASGITransport(make_app(InferenceService(conversation), origins=("https://page.example",)))
     asks = {"origin": "https://page.example", "access-control-request-method": "POST"}
     async with httpx.AsyncClient(transport=served, base_url="http://localhost") as page:
