@@ -182,7 +182,7 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
             wanted = one.speculation.wanted_draft
             draft, _ = choose_draft(Path(side.path), wanted, library, strict=False)
             if draft is not None:
-                total += draft_memory(read_model(draft), header, one.load_options(), n_ctx).min_bytes
+                total += draft_memory(read_model(draft), one.load_options(), n_ctx, header).min_bytes
     why = f"Both models need {gigabytes(total)} GB of {gigabytes(available)} GB available: they are loaded in turn."
     return n_ctx, why if total > available else ""
 

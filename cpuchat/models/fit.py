@@ -526,10 +526,10 @@ def head_size(header: GGUFHeader, options: LoadOptions) -> HeadSize | None:
     return HeadSize(weights, sum(row.nbytes(options.type_k, options.type_v) for row in kv_rows(header)[first:]))
 
 
-def draft_memory(draft: GGUFHeader, target: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
-    """Return what the draft model or head takes beside `target`, loaded with these options and `n_ctx` tokens. Of the
-    head that the target contains, `required_memory` counts weights and KV cache with the others."""
-    own = is_own(target.path, draft.path)
+def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, target: GGUFHeader | None = None) -> MemoryNeed:
+    """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens. Of the
+    head that `target` itself contains, `required_memory` counts weights and KV cache with the others."""
+    own = target is not None and is_own(target.path, draft.path)
     is_head = own or draft.is_head
     width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
     # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head).
@@ -546,7 +546,7 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
     Never more than the model was trained for. With the header of a `draft` model, both fit."""
 
     def min_bytes(n_ctx: int) -> int:
-        beside = draft_memory(draft, header, options, n_ctx).min_bytes if draft else 0
+        beside = draft_memory(draft, options, n_ctx, header).min_bytes if draft else 0
         return required_memory(header, options, n_ctx).min_bytes + beside
 
     sizes = range(CONTEXT_STEP, max(header.n_ctx_train or 1 << 20, CONTEXT_STEP) + 1, CONTEXT_STEP)

@@ -56,7 +56,7 @@ def test_an_mtp_head_takes_the_memory_of_its_own_layers(tmp_path: Path) -> None:
     whole = read_header(target_file(tmp_path / "m.gguf", n_mtp=1))
     head = read_header(mtp_head_file(tmp_path / "h.gguf"))
     assert kv_bytes(head, 512) == kv_bytes(whole, 512) // 4
-    assert draft_memory(head, whole, LoadOptions(), 512).kv == kv_bytes(head, 512)
+    assert draft_memory(head, LoadOptions(), 512, whole).kv == kv_bytes(head, 512)
     assert head_size(whole, LoadOptions()) == HeadSize(2 * 32 * 4, kv_bytes(head, 512) // 512)
     assert head_size(read_header(target_file(tmp_path / "n.gguf")), LoadOptions()) is None
 

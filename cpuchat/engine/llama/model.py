@@ -417,7 +417,7 @@ class Model:
         with it, or the one in the file of `header`. Free it before this model. `available` as of `load`. Raises
         Interrupted: `abort` was set; ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`."""
         is_included, own = is_own(self.header.path, header.path), None
-        need = draft_memory(header, self.header, self.options, self.sequence.n_ctx)
+        need = draft_memory(header, self.options, self.sequence.n_ctx, self.header)
         check_fit(need, available_for_model() if available is None else available)
         try:
             if not is_included:
