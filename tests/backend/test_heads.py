@@ -18,6 +18,5 @@ async def test_the_text_with_a_head_is_that_without(tmp_path: Path, sampling: Sa
     found = await compare_texts(model, tmp_path, range(4), sampling, restart_every=2)
     assert found.different == []
     assert found.answers == 4 * 6 + 2
-    assert all(
-        found.accepted[what] for what in ("answer", "edited", "restarted")
-    )  # how far one got before it was stopped varies
+    # How far an answer got before it was stopped varies.
+    assert all(found.accepted[what] for what in ("answer", "edited", "restarted"))
