@@ -28,6 +28,7 @@ from pairs import Shapes, expected_tokens, known, typical_texts
 from product import answer
 
 from cpuchat.present.drafts_off import off_words
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 ALPHAS = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 23, 31)
@@ -142,11 +143,23 @@ def chosen_depths(predicted: dict[int, float], most: int) -> list[int]:
 
 
 def measure_pair(
-    workers: Workers, target: Path, quantization: str, shapes: Shapes, alpha: float, *, rounds: int, most: int, n: int
+    workers: Workers,
+    target: Path,
+    quantization: str,
+    shapes: Shapes,
+    alpha: float,
+    *,
+    rounds: int,
+    most: int,
+    n: int,
+    longest: int = MAX_DEPTH,
 ) -> Found:
-    """One target with one draft: plain, adaptive and the fixed depths in turn, all in one worker."""
+    """One target with one draft: plain, adaptive and the fixed depths in turn, all in one worker. `longest`: draft that
+    the target can roll back."""
     backend = workers.load(target, shapes.draft_file(alpha))
-    texts = typical_texts(shapes.n_vocab, alpha, n, rounds + 1, [depth for depth in DEPTHS if depth < n])
+    texts = typical_texts(
+        shapes.n_vocab, alpha, n, rounds + 1, [depth for depth in DEPTHS if depth < n and depth <= longest]
+    )
     warm_up, texts = texts[-1], texts[:-1]
     workers.run(answer(backend, warm_up.prompt_text, 8))
     # Before anything was learnt about this draft: what a first answer is like.
@@ -155,7 +168,7 @@ def measure_pair(
         answer(backend, warm_up.prompt_text, min(n, SCOUT_TOKENS), speculation=fixed(min(SCOUT_DEPTH, n - 1)))
     )
     info = model_info(backend)
-    predicted = predict(info.pass_ms, draft_token_ms(scout), alpha)
+    predicted = predict(info.pass_ms[: longest + 1], draft_token_ms(scout), alpha)
     depths = chosen_depths(predicted, most)
     say(f"{quantization}, {shapes.draft} draft, alpha {alpha:g}: depths {depths}")
     sides = {"plain": Side(backend), "adaptive": Side(backend, ADAPTIVE)}
@@ -200,7 +213,8 @@ def measure_pair(
     )
 
 
-def _section(found: list[Found], draft: str, most: int) -> Section:
+def section_of(found: list[Found], draft: str, most: int) -> Section:
+    """The tables of what was found."""
     costs = Table("T(n)/T(1): a pass of the target over n tokens", ["target", "T(1)", *map(str, SHOWN_WIDTHS)])
     for quantization in dict.fromkeys(one.quantization for one in found):
         ms = next(one.pass_ms for one in found if one.quantization == quantization)
@@ -247,4 +261,4 @@ def adaptive_depth(setup: Setup) -> Section:
         for alpha in alphas:
             with workers(setup.threads) as loaded:
                 found.append(measure_pair(loaded, target, quantization, shapes, alpha, rounds=rounds, most=most, n=n))
-    return _section(found, shapes.draft, most)
+    return section_of(found, shapes.draft, most)

@@ -43,25 +43,33 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 def hopeless_pair(setup: Setup) -> Section:
     """A draft that is right about three tokens of ten: nothing it drafts can pay."""
     shapes = setup.shapes
-    return _section(
+    return paired_answers(
         setup, f"pair of α {ALPHA:g}", shapes.target_file(QUANTIZATION), shapes.draft_file(ALPHA), EVERYTHING
     )
 
 
 def free_drafters(setup: Setup) -> Section:
     """Only suffix decoding, over a text in which nothing repeats."""
-    return _section(setup, "free drafters", setup.shapes.target_file(QUANTIZATION), None, FREE)
+    return paired_answers(setup, "free drafters", setup.shapes.target_file(QUANTIZATION), None, FREE)
 
 
 def noise(setup: Setup) -> Section:
     """Text that nothing can predict, drawn from nearly equal tokens, with both drafters."""
     shapes = setup.shapes
-    return _section(setup, "noise", shapes.noise_file(QUANTIZATION), shapes.draft_file(1.0), EVERYTHING, DRAWN)
+    return paired_answers(setup, "noise", shapes.noise_file(QUANTIZATION), shapes.draft_file(1.0), EVERYTHING, DRAWN)
 
 
-def _section(
-    setup: Setup, what: str, target: Path, draft: Path | None, wanted: Speculation, sampling: Sampling | None = None
+def paired_answers(
+    setup: Setup,
+    what: str,
+    target: Path,
+    draft: Path | None,
+    wanted: Speculation,
+    sampling: Sampling | None = None,
+    sure: Target = SURE,
 ) -> Section:
+    """Plain and drafted answers to the same prompts in pairs, in one worker that knows nothing of the draft. `sure`: of
+    the lower end of the interval."""
     pairs, n = (4, 17) if setup.quick else (setup.rounds or PAIRS, N_TOKENS)
     rng = random.Random(3)
     done: dict[str, list[Answer]] = {"plain": [], "adaptive": []}
@@ -89,14 +97,14 @@ def _section(
                 done[side].append(one)
             if number % 10 == 0:
                 say(f"  {what}: {number} of {pairs} pairs")
-    return judge(what, done, wrong)
+    return judge(what, done, wrong, sure)
 
 
 def _texts(shapes: Shapes, count: int, n: int) -> list[Text]:
     return [text_at(shapes.n_vocab, ALPHA, 997 * number, n) for number in range(count)]
 
 
-def judge(what: str, done: dict[str, list[Answer]], wrong: int) -> Section:
+def judge(what: str, done: dict[str, list[Answer]], wrong: int, sure: Target = SURE) -> Section:
     ours, theirs = ([one.rate for one in done[side]] for side in ("adaptive", "plain"))
     if not all(theirs):
         raise MeasureError("a plain answer has no rate")
@@ -117,7 +125,7 @@ def judge(what: str, done: dict[str, list[Answer]], wrong: int) -> Section:
     return Section(
         rows=[
             Row(f"{what}: adaptive against plain", "tok/s", ours, theirs, WHOLE),
-            Row(f"{what}: lower end of the 95 % interval", "×", [low], target=SURE),
+            Row(f"{what}: lower end of the 95 % interval", "×", [low], target=sure),
         ],
         tables=[Table("paired answers", HEADS, [line])],
         remarks=[

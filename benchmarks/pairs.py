@@ -41,7 +41,7 @@ class Shapes:
     def target_file(self, quantization: str) -> Path:
         """The target in this quantization; written the first time."""
         name = f"pair-{self.target}{_layers(self.layers)}-{self.n_vocab}-{quantization}.gguf"
-        return _written(name, lambda file: self._write(file, None, 1.0, quantization))
+        return written(name, lambda file: self._write(file, None, 1.0, quantization))
 
     def draft_file(self, alpha: float) -> Path:
         """A draft that is right about the share `alpha` of the words, whatever the target's size; in Q8_0."""
@@ -56,13 +56,13 @@ class Shapes:
             finally:
                 beside.unlink(missing_ok=True)
 
-        return _written(name, write)
+        return written(name, write)
 
     def noise_file(self, quantization: str) -> Path:
         """Random weights in the target's shape and with its vocabulary: text that nothing can predict."""
         name = f"noise-{self.target}{_layers(self.layers)}-{self.n_vocab}-{quantization}.gguf"
         shape = msgspec.structs.replace(SHAPES[self.target], n_vocab=self.n_vocab)
-        return _written(name, lambda file: write_model(file, shape, quantization, layers=self.layers))
+        return written(name, lambda file: write_model(file, shape, quantization, layers=self.layers))
 
     def _write(self, target: Path, draft: Path | None, alpha: float, quantization: str) -> None:
         write_pair(
@@ -83,7 +83,8 @@ def _layers(count: int | None) -> str:
     return "" if count is None else f"-{count}l"
 
 
-def _written(name: str, write: Callable[[Path], object]) -> Path:
+def written(name: str, write: Callable[[Path], object]) -> Path:
+    """The file of that name in work/models; written the first time."""
     file = FOLDER / name
     if not file.is_file():
         say(f"writing {name}")

@@ -22,6 +22,7 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     Sampling,
     Speculation,
+    StateKey,
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
@@ -54,14 +55,15 @@ async def worker(
     model: Path,
     options: LoadOptions,
     spec: PlacementSpec = DEFAULT_PLACEMENT,
+    state_dir: Path | None = None,
 ) -> AsyncGenerator[LocalBackend, None]:
-    """A worker process with the model loaded; ended at the end.
+    """A worker process with the model loaded, which keeps states in `state_dir`; ended at the end.
 
     Raises:
         MeasureError: it did not load.
     """
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as logs:
-        backend = LocalBackend(log_dir=Path(logs))
+        backend = LocalBackend(log_dir=Path(logs), state_dir=state_dir)
         try:
             async for event in backend.load(model, options, spec):
                 if isinstance(event, Failed):
@@ -81,13 +83,15 @@ async def answer(
     sampling: Sampling = GREEDY,
     to_the_end: bool = True,
     speculation: Speculation = PLAIN,
+    chat: str = "",
 ) -> Answer:
-    """Continue `prompt` as it is (no template) and return the figures.
+    """Continue `prompt` as it is (no template), in `chat` if it has a name, and return the figures.
 
     Raises:
         MeasureError: the worker failed, or (`to_the_end`) the model ended before `max_tokens`.
     """
-    request = Generate(prompt=prompt, sampling=sampling, max_tokens=max_tokens, speculation=speculation)
+    state = StateKey(chat=chat)
+    request = Generate(prompt=prompt, sampling=sampling, max_tokens=max_tokens, speculation=speculation, state=state)
     done = await ask(backend, request)
     if to_the_end and done.timings.predicted_n < max_tokens:
         raise MeasureError(f"ended after {done.timings.predicted_n} tokens ({done.stop_reason})")

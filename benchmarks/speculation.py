@@ -49,9 +49,9 @@ def show(name: str, section: Section) -> None:
         print(f"- {remark}", flush=True)
 
 
-def kept() -> dict[str, Any]:
+def _kept(name: str) -> dict[str, Any]:
     """The parts of the last runs."""
-    file = RESULTS / f"{NAME}.json"
+    file = RESULTS / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8"))["sections"] if file.is_file() else {}
 
 
@@ -71,34 +71,41 @@ def _row(row: Row) -> dict[str, Any]:
     return {**asdict(row), "target": target, "judged": row.judged, "reached": row.reached}
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default=",".join(SECTIONS), help=f"parts, of {', '.join(SECTIONS)}")
-    parser.add_argument("--depths", type=int, default=0, help="most fixed depths per pair (0: the script's choice)")
-    parser.add_argument("--threads", type=int, default=0, help="for all sides (0: cpuchat's choice)")
+def run_parts(
+    name: str, description: str | None, parts: dict[str, Callable[[Setup], Section]], shapes: Shapes, quick: Shapes
+) -> None:
+    """Run the parts that the command line asks for, and keep each in results/NAME.json; with the shapes of `quick` in a
+    quick run. Raises MeasureError: there is no such part, or one could not measure."""
 
+    def options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--only", default=",".join(parts), help=f"parts, of {', '.join(parts)}")
+        parser.add_argument("--depths", type=int, default=0, help="most fixed depths per pair (0: the script's choice)")
+        parser.add_argument("--threads", type=int, default=0, help="for all sides (0: cpuchat's choice)")
 
-def main() -> None:
-    options = arguments(__doc__, _options)
-    chosen = options.only.split(",")
-    if unknown := [name for name in chosen if name not in SECTIONS]:
-        raise MeasureError(f"there is no part {', '.join(unknown)}; choose of {', '.join(SECTIONS)}")
+    given = arguments(description, options)
+    chosen = given.only.split(",")
+    if unknown := [part for part in chosen if part not in parts]:
+        raise MeasureError(f"there is no part {', '.join(unknown)}; choose of {', '.join(parts)}")
     # What passes cost is measured once per file and kept; not in the user's own folder.
     os.environ["CPUCHAT_CACHE_DIR"] = str(WORK / "cache")
     where = machine()
-    threads = options.threads or default_threads()
-    shapes = QUICK_SHAPES if options.quick else Shapes()
-    setup = Setup(options.quick, options.rounds, options.depths, threads, shapes)
-    print(f"\n{NAME} - {where}\n\n{threads} threads on all sides")
-    for name in chosen:
+    threads = given.threads or default_threads()
+    setup = Setup(given.quick, given.rounds, given.depths, threads, quick if given.quick else shapes)
+    print(f"\n{name} - {where}\n\n{threads} threads on all sides")
+    for part in chosen:
         started = time.perf_counter()
-        section = SECTIONS[name](setup)
+        section = parts[part](setup)
         seconds = time.perf_counter() - started
-        show(name, section)
-        say(f"{name}: {seconds:.0f} s")
-        if not options.quick:
-            save(NAME, where, {"threads": threads, "sections": kept() | {name: _as_json(section, seconds)}})
-    if options.quick:
+        show(part, section)
+        say(f"{part}: {seconds:.0f} s")
+        if not given.quick:
+            save(name, where, {"threads": threads, "sections": _kept(name) | {part: _as_json(section, seconds)}})
+    if given.quick:
         print("(a quick run: it proves that the script works, not how fast anything is)")
+
+
+def main() -> None:
+    run_parts(NAME, __doc__, SECTIONS, Shapes(), QUICK_SHAPES)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class ModelBackend(Backend, ABC):
             yield NO_MODEL
             return
         async with self._loading:
-            if not self._is_ready(request):
+            if not self._is_ready:
                 async with contextlib.aclosing(self._load(*self._wanted)) as events:
                     async for event in events:
                         if not isinstance(event, LoadCancelled):
@@ -146,8 +146,9 @@ class ModelBackend(Backend, ABC):
     def _load(self, path: Any, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
         """Load as `Backend.load`."""
 
+    @property
     @abstractmethod
-    def _is_ready(self, request: Generate) -> bool:
+    def _is_ready(self) -> bool:
         """Return whether the loaded model can answer; if not, what is wanted is loaded again."""
 
     @abstractmethod

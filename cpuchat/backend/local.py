@@ -170,7 +170,8 @@ class LocalBackend(ModelBackend):
             if told:
                 return
 
-    def _is_ready(self, request: Generate) -> bool:
+    @property
+    def _is_ready(self) -> bool:
         return self.model is not None
 
     async def measure(self, request: Measure) -> Measured | Failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,7 +67,16 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import catalog_plans, fastest_first, find_model, make_plan, models_here, usual_draft
+    from cpuchat.models.heads import is_own
+    from cpuchat.planner.plan import (
+        catalog_plans,
+        fastest_first,
+        find_model,
+        included_head,
+        make_plan,
+        models_here,
+        usual_draft,
+    )
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
         raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
@@ -96,6 +106,8 @@ def plan(
         return None
     wanted = find_model(model, catalog, chosen)
     drafting = find_model(draft, catalog, chosen) if draft is not None else usual_draft(wanted, catalog, here, chosen)
+    if drafting is not None and wanted.path and is_own(Path(wanted.path), Path(drafting.path)):
+        drafting = included_head(wanted) or drafting
     plan_on = functools.partial(make_plan, model=wanted, workload=workload, draft=drafting, options=options)
     if machine == _ALL:
         plans = fastest_first(map(plan_on, _every_machine()))

@@ -177,13 +177,12 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     if same_file and all(option.load_mode == "mmap" for option in options):
         total -= min(need.weights - need.reclaimable for need in needs)
     n_ctx = min(need.n_ctx for need in needs)
-    for side, one in zip(sides, settings, strict=True):
+    for side, header, one in zip(sides, headers, settings, strict=True):
         with contextlib.suppress(CpuchatError, OSError):  # it is then loaded without a draft model
             wanted = one.speculation.wanted_draft
             draft, _ = choose_draft(Path(side.path), wanted, library, strict=False)
             if draft is not None:
-                own = draft == Path(side.path)
-                total += draft_memory(read_model(draft), one.load_options(), n_ctx, own=own).min_bytes
+                total += draft_memory(read_model(draft), one.load_options(), n_ctx, header).min_bytes
     why = f"Both models need {gigabytes(total)} GB of {gigabytes(available)} GB available: they are loaded in turn."
     return n_ctx, why if total > available else ""
 

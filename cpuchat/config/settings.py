@@ -284,7 +284,6 @@ class Settings(SettingsSection):
         return msgspec.structs.replace(
             self.engine.load_options(),
             draft_path=draft_path,
-            speculation=self.speculation.speculation() if draft_path else Speculation(),
             calibrate=calibrate and self.speculation.drafters != "off",
         )
 

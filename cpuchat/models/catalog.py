@@ -62,7 +62,8 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
     quantization), of which `file` is the one to offer ("": the usual one). `vocabulary` names the tokenizer: models
     with another one cannot draft. `drafts` are ids of models that can draft for this one, the best first; `no_draft` is
-    why there are none, with details in `no_draft_detail`. `use` is the purpose; a "draft" is not to chat with.
+    why there are none, with details in `no_draft_detail`. `head_repo` has files that contain an MTP head. `use` is the
+    purpose; a "draft" is not to chat with.
     `sampling` is what its publisher recommends. `verified` lists the facts confirmed by public listings and reports:
     "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are unconfirmed
     or computed.
@@ -83,6 +84,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafts: tuple[Id, ...] = ()
     no_draft: NoDraft = ""
     no_draft_detail: Text = ""
+    head_repo: Text = ""
     license: Text = ""
     use: Literal["chat", "code", "reasoning", "draft"] = "chat"
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)

@@ -30,6 +30,7 @@ from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.engine_version import COPIES_SNAPSHOTS, SNAPSHOTS
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
+from cpuchat.models.heads import included_layers, is_own
 from cpuchat.models.kernels import chosen_types, instructions_used, rows_of
 from cpuchat.protocol.messages import AUTO_PARALLEL, LoadOptions
 
@@ -219,6 +220,8 @@ VERIFIED = 32
 # Copying all snapshots takes 3.5 times as long as reading that many bytes of weights (measured, Zen 4).
 _COPY_COST = 3.5
 COPY_SHARE = 0.01  # of a plain pass
+# Beside a draft model or head that many pay even at this share: without snapshots, accepted tokens are evaluated again.
+_DRAFTING_SNAPSHOTS, _DRAFTING_SHARE = 4, 0.04
 _MAX_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
 SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
 SNAPSHOT_SHARE = 0.1
@@ -384,7 +387,9 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
         used, head = header.number("expert_used_count") or experts, header.output_matrix
         weights = (t for t in header.tensors if t.name == head or t.name != "token_embd.weight")
         read = sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
-        n = min(n, int(COPY_SHARE * read / max(_COPY_COST * layers * convolution, 1)))
+        copies = read / max(_COPY_COST * layers * convolution, 1)
+        more = min(_DRAFTING_SNAPSHOTS, int(_DRAFTING_SHARE * copies)) if options.draft_path else 0
+        n = min(n, max(int(COPY_SHARE * copies), more))
     return n if n >= _FEWEST_SNAPSHOTS else 0
 
 
@@ -504,10 +509,27 @@ def plan_memory(
     return need, n_rs_seq
 
 
-def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, *, own: bool = False) -> MemoryNeed:
-    """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens.
+class HeadSize(msgspec.Struct, frozen=True):
+    """The bytes of a draft head: of its `weights`, and of its KV cache for each token of the context (`kv`)."""
 
-    `own`: the head that the target contains; `required_memory` counts its weights and KV cache with the others."""
+    weights: int
+    kv: int
+
+
+def head_size(header: GGUFHeader, options: LoadOptions) -> HeadSize | None:
+    """Return the size of the head in this file, or of the MTP layers that a model contains; None without any."""
+    first = 0 if header.is_head else header.decoding_layers
+    if not header.is_head and not included_layers(header):
+        return None
+    blocks = tuple(f"blk.{layer}." for layer in range(first, header.n_layer))
+    weights = sum(one.nbytes for one in header.tensors if header.is_head or one.name.startswith(blocks))
+    return HeadSize(weights, sum(row.nbytes(options.type_k, options.type_v) for row in kv_rows(header)[first:]))
+
+
+def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, target: GGUFHeader | None = None) -> MemoryNeed:
+    """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens. Of the
+    head that `target` itself contains, `required_memory` counts weights and KV cache with the others."""
+    own = target is not None and is_own(target.path, draft.path)
     is_head = own or draft.is_head
     width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
     # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head).
@@ -524,7 +546,7 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
     Never more than the model was trained for. With the header of a `draft` model, both fit."""
 
     def min_bytes(n_ctx: int) -> int:
-        beside = draft_memory(draft, options, n_ctx, own=draft.path == header.path).min_bytes if draft else 0
+        beside = draft_memory(draft, options, n_ctx, header).min_bytes if draft else 0
         return required_memory(header, options, n_ctx).min_bytes + beside
 
     sizes = range(CONTEXT_STEP, max(header.n_ctx_train or 1 << 20, CONTEXT_STEP) + 1, CONTEXT_STEP)

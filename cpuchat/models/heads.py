@@ -32,6 +32,8 @@ _MTP = frozenset(
     {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
      "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
 )  # fmt: skip
+# Those that choose one of several MTP layers (`nextn_layer_offset`); others end the process: n_layer_nextn == 1.
+_SEVERAL = frozenset({"hy_v3", "mimo2", "step35"})
 _LAYER_INPUTS = frozenset(
     {"bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "lfm2", "llama", "mimo2", "minimax-m2", "muse-glimmer",
      "nanbeige", "nemotron_h", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}
@@ -39,6 +41,7 @@ _LAYER_INPUTS = frozenset(
 _HIDDEN = (_MTP | {"gemma4", "gpt-oss", "nemotron_h"}) - {"deepseek4"}  # whose rows are wider than its states
 MAX_SIZE_DIFFERENCE = 128
 """Tokens by which the vocabularies of a target and of a draft model or head may differ."""
+_MTP_TENSOR = re.compile(r"blk\.(\d{1,6})\.nextn\.").match
 _MAX_LAYERS = 64  # of the target that a head reads: three to six are usual
 
 
@@ -57,6 +60,17 @@ def kind_of(header: GGUFHeader) -> HeadKind | None:
     return ARCHITECTURES.get(header.architecture, "mtp") if header.is_head else None
 
 
+def is_own(target: Path, draft: Path) -> bool:
+    """Return whether both are one file, whatever links lead to it: the head is the one that the target contains."""
+    return os.path.realpath(target) == os.path.realpath(draft)
+
+
+def layers_of(header: GGUFHeader) -> range:
+    """Return the layers of `header` that draft: of several MTP layers the first one; of other heads all."""
+    first = min((int(one[1]) for tensor in header.tensors if (one := _MTP_TENSOR(tensor.name))), default=-1)
+    return range(first, first + 1) if first >= 0 else range(header.n_layer if header.is_head else 0)
+
+
 def included_layers(header: GGUFHeader) -> int:
     """Return how many MTP layers a model contains: `nextn_predict_layers`, unless their tensors were left out."""
     n_layers = header.number("nextn_predict_layers")
@@ -67,12 +81,13 @@ def included_layers(header: GGUFHeader) -> int:
 
 def usable_layers(header: GGUFHeader) -> int:
     """Return `included_layers` where the engine can draft with them, else 0."""
-    return 0 if unusable("mtp", header.architecture) else included_layers(header)
+    n_layers = included_layers(header)
+    return 0 if unusable("mtp", header.architecture, n_layers=n_layers) else n_layers
 
 
 def difference(target: GGUFHeader, head: GGUFHeader) -> str:
     """Return why `head` does not fit `target`, as a clause; "" when it does. The target's own MTP layers fit."""
-    if os.path.realpath(target.path) == os.path.realpath(head.path):
+    if is_own(target.path, head.path):
         return "" if included_layers(target) else "it contains no MTP layers"
     kind = kind_of(head)
     if kind is None:
@@ -108,7 +123,7 @@ def _width_difference(ours: int, theirs: int) -> str:
 
 def shares_cores(target: Path, draft: Path) -> bool:
     """Return whether `draft` is a head, which computes on the cores of its model. Raises as `read_model`."""
-    return os.path.realpath(target) == os.path.realpath(draft) or read_model(draft).is_head
+    return is_own(target, draft) or read_model(draft).is_head
 
 
 def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch:
@@ -119,14 +134,14 @@ def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch
 def require_head(target: GGUFHeader, draft: GGUFHeader) -> HeadKind | None:
     """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model. Raises
     DraftMismatch: a head that does not fit `target`, or that the engine cannot use."""
-    if os.path.realpath(target.path) == os.path.realpath(draft.path):
-        return "mtp" if usable_layers(draft) else None
-    kind = kind_of(draft)
+    n_layers = included_layers(draft) if is_own(target.path, draft.path) else 0
+    kind = "mtp" if n_layers else kind_of(draft)
     if kind is None:
         return None
-    if reason := difference(target, draft):
+    if not n_layers and (reason := difference(target, draft)):
         raise mismatch(target.path, draft.path, reason, "Choose a head made for this model.")
-    if reason := unusable(kind, target.architecture, draft.architecture):
+    n_layers = n_layers or draft.number("nextn_predict_layers")
+    if reason := unusable(kind, target.architecture, draft.architecture, n_layers):
         raise mismatch(target.path, draft.path, reason, SERVER_RECIPE)
     return kind
 
@@ -134,12 +149,13 @@ def require_head(target: GGUFHeader, draft: GGUFHeader) -> HeadKind | None:
 SERVER_RECIPE = "Start `llama-server --spec-type draft-…` with it, and `cpuchat --server` for that."
 
 
-def unusable(kind: HeadKind, target: str = "", head: str = "") -> str:
+def unusable(kind: HeadKind, target: str = "", head: str = "", n_layers: int = 1) -> str:
     """Return why the engine cannot draft with a head of this kind, as a clause; "" where it can.
 
     Args:
         target: architecture of the model; "": any.
         head: that of the head.
+        n_layers: MTP layers of the head.
     """
     if kind == "dflash":
         return "DFlash and DSpark heads draft whole blocks, which only llama-server does so far"
@@ -148,6 +164,8 @@ def unusable(kind: HeadKind, target: str = "", head: str = "") -> str:
     known = _MTP if kind == "mtp" else _LAYER_INPUTS
     if target and target not in known:
         return f"this engine gives the hidden states of no {clean_line(target)}"
+    if kind == "mtp" and n_layers > 1 and target and target not in _SEVERAL:
+        return f"this engine drafts with one MTP layer of {clean_line(target)}, not with {n_layers}"
     return ""
 
 

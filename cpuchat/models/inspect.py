@@ -12,7 +12,7 @@ import msgspec
 
 from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
-from cpuchat.models.fit import windows_of
+from cpuchat.models.fit import HeadSize, windows_of
 from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import ModelData
@@ -69,8 +69,9 @@ class Inspection(ModelData, frozen=True):
     pass reads with an empty context, `token_bytes` what one behind `traffic.N_PAST` tokens reads, by part; `tables` are
     read one row at a time; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a sliding
     window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the largest
-    number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `problem`:
-    why the engine cannot run it, "" when it can, and `scalar_types`, both as of `support`."""
+    number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `head`: the
+    size of the MTP head in it. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`, both as of
+    `support`."""
 
     header: GGUFHeader
     kind: str
@@ -84,6 +85,7 @@ class Inspection(ModelData, frozen=True):
     token_bytes: dict[str, int]
     tables: int
     experts: Experts | None
+    head: HeadSize | None
     tensors: tuple[TensorKind, ...]
     tokenizer: Vocabulary | None
     templates: tuple[Template, ...]
@@ -128,6 +130,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         token_bytes=token_bytes(header),
         tables=table_bytes(header),
         experts=experts,
+        head=fit.head_size(header, LoadOptions()),
         tensors=tuple(sorted(kinds, key=lambda kind: -kind.nbytes)),
         tokenizer=msgspec.structs.replace(vocab, tokens=None) if vocab.n_tokens else None,
         templates=_templates(header),

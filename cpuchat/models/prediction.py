@@ -114,7 +114,7 @@ def predict(
     return _judged(
         machine,
         need,
-        draft_memory(draft, options, need.n_ctx, own=draft.path == header.path) if draft is not None else None,
+        draft_memory(draft, options, need.n_ctx, header) if draft is not None else None,
         model_work(header, options, alike=ALIKE),
         context_that_fits=largest_context(header, options, machine.available, draft),
         factor=machine.factor_of(header.path) if exact else 1.0,

@@ -25,6 +25,7 @@ from cpuchat.models.engine_version import NO_FLASH_ATTENTION
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
+from cpuchat.models.heads import layers_of
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 from cpuchat.protocol.options import UNQUANTIZED, EngineOptions
@@ -53,7 +54,7 @@ def model_work(
 ) -> ModelWork:
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
     `ModelWork`: 0 for random tokens, `ALIKE` for text. `of_head`: of the draft head in this file instead."""
-    n_expert, layers = header.number("expert_count"), _layers(header, of_head)
+    n_expert, layers = header.number("expert_count"), layers_of(header) if of_head else range(header.decoding_layers)
     parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
     row = 0
     for part, tensor in _read_tensors(header, of_head):
@@ -79,16 +80,11 @@ def model_work(
     )
 
 
-def _layers(header: GGUFHeader, of_head: bool) -> range:
-    """Return the layers that write text, or those of a draft head in the same file."""
-    layers = range(header.decoding_layers)
-    return range(len(layers) if header.number("nextn_predict_layers") else 0, header.n_layer) if of_head else layers
-
-
 def _read_tensors(header: GGUFHeader, of_head: bool) -> Iterator[tuple[str, TensorInfo]]:
     """Yield the tensors that a pass of the model, or of its draft head, uses, with their part of `ModelWork`."""
-    layers, n_expert, head = _layers(header, of_head), header.number("expert_count"), header.output_matrix
+    layers, n_expert, head = range(header.decoding_layers), header.number("expert_count"), header.output_matrix
     if of_head:
+        layers = layers_of(header)
         head = next((one.name for one in header.tensors if one.name.endswith(_OWN_MATRIX)), head)
     for tensor in header.tensors:
         layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
@@ -202,6 +198,7 @@ def typical_work(
     active: float = 1.0,
     id: str = "",
     dims: Dimensions | None = None,
+    of_head: bool = False,
 ) -> ModelWork:
     """Return the work of a model with a file of `size` bytes.
 
@@ -210,6 +207,8 @@ def typical_work(
         active: share of the parameters that a token uses, of a mixture of experts.
         id: of the catalog; "" for others, whose parts are scaled from the nearest known configuration.
         dims: its configuration, in the place of that by `id`.
+        of_head: of the MTP head that such a model usually contains instead: one more layer, which attends to all
+            tokens, after a matrix that joins the token's embedding and the hidden state.
     """
     kind = main_type(quantization)
     params = params or 8 * size / usual_bits(quantization)
@@ -228,6 +227,9 @@ def typical_work(
     routed = 0.0
     if active < 1 and known.experts > known.used > 0:
         routed = min((1 - active) * params / (1 - known.used / known.experts), 0.995 * rest)
+    if of_head:
+        rest, routed = rest / known.layers + 2 * known.embd**2, routed / known.layers
+        known, tables = msgspec.structs.replace(known, layers=1, full=1), 0.0
     return ModelWork(
         n_layer=known.layers,
         dense=(_weights_of_blocks(kind, rest - routed, per_value, known, _MATRICES * known.layers),),

@@ -46,6 +46,7 @@ from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit
@@ -376,6 +377,16 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
     return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_rows=kv_rows)
 
 
+def included_head(model: PlannedModel) -> PlannedModel | None:
+    """Return the MTP head that a file here contains, None without one: its weights and KV cache are the model's own."""
+    header = read_model(Path(model.path)) if model.path else None
+    if header is None or not usable_layers(header):
+        return None
+    return msgspec.structs.replace(
+        model, name=title("mtp"), size=0.0, work=model_work(header, alike=ALIKE, of_head=True), kv_rows={}
+    )
+
+
 class ThisMachine:
     """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
     for a model. Reads each set of cores once, when it is made."""
@@ -606,8 +617,8 @@ def _need(machine: MachineSpec, model: PlannedModel, options: LoadOptions, avail
 
 
 def _draft_need(machine: MachineSpec, draft: PlannedModel | None, options: LoadOptions) -> MemoryNeed | None:
-    """Return the memory of a draft model, as `_need`."""
-    if draft is None:
+    """Return the memory of a draft model, as `_need`; None also for the head of the model, which counts with it."""
+    if draft is None or not draft.size:
         return None
     if machine.id == HERE and draft.path:
         return draft_memory(read_model(Path(draft.path)), options, options.n_ctx)
@@ -678,7 +689,9 @@ def usual_draft(
     if target.path and chosen is not None:
         wanted, library = chosen.speculation.wanted_draft, Library(chosen.model.folders)
         path, _ = choose_draft(Path(target.path), wanted, library, strict=False)
-        if path is not None and path != Path(target.path):  # it may contain its head
+        if path is not None and is_own(Path(target.path), path):
+            return included_head(target)
+        if path is not None:
             return from_header(read_model(path), options=chosen.load_options())
     entry = next((one for one in catalog.models if one.name == target.name), None)
     drafts = catalog.drafts_of(entry) if entry is not None else []

@@ -29,12 +29,14 @@ from cpuchat.planner.plan import (
     from_header,
     make_plan,
     models_here,
+    usual_draft,
 )
 from cpuchat.present.chats import welcome
 from cpuchat.present.plan import doubt, lines
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, probe, two_cores
 from tests.models.library.test_usage import answer, info
+from tests.support.head_model import write_head_model
 from tests.support.topology import simulate_topology
 
 
@@ -50,6 +52,17 @@ def test_a_tuned_model_is_planned_on_its_own_cores(tmp_path: Path, monkeypatch: 
     found = ThisMachine(Settings()).of(model)
     assert (found.cores.value, found.read_gbs.value) == (1, 25)
     assert ThisMachine(Settings()).of().cores.value == len(every)
+
+
+def test_a_head_in_a_file_is_planned_and_its_memory_counts_once(tmp_path: Path) -> None:
+    file = write_head_model(tmp_path / "model.gguf", 0.5)
+    model, catalog = from_header(read_model(file)), load_catalog()
+    head = usual_draft(model, catalog, chosen=Settings())
+    assert head is not None and head.name == "MTP head"
+    machine = ThisMachine(Settings()).of(model, head)
+    alone, with_head = (make_plan(machine, model, PlannedWorkload(), draft=one) for one in (None, head))
+    assert with_head.memory == alone.memory
+    assert with_head.draft == head and head.work.weight_bytes < model.work.weight_bytes
 
 
 def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,10 @@ def tap_head_file(
     return _write(path, metadata, ["blk.0.attn_norm.weight"])
 
 
-def mtp_head_file(path: Path, *, architecture: str = "llama", n_embd: int = 64) -> Path:
-    """Write the MTP layer of a model in a file of its own."""
+def mtp_head_file(path: Path, *, architecture: str = "llama", n_embd: int = 64, n_layers: int = 1) -> Path:
+    """Write the MTP layer of a model in a file of its own, which says that there are `n_layers`."""
     metadata = _metadata(path, architecture, n_embd, 4, None)
-    metadata[f"{architecture}.nextn_predict_layers"] = 1
+    metadata[f"{architecture}.nextn_predict_layers"] = n_layers
     return _write(path, metadata, ["blk.3.nextn.enorm.weight"])
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
+from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.synthetic.model import (
     FIRST_WORD,
     Shape,
@@ -15,11 +18,33 @@ from cpuchat.models.synthetic.model import (
     from_array,
     generator,
     metadata,
+    random_tensor,
     write_gguf,
 )
-from tests.support.pair_files import draft_token_table, inverse_of, next_token_table, write_pair
+from tests.support.pair_files import draft_token_table, inverse_of, next_token_table, sign_tensor, write_pair
 
-_CONV, _STATE = 4, 32
+_CONV = 4
+
+
+@dataclass(frozen=True)
+class HybridShape:
+    """Sizes of a model in which one of `every` so many layers has attention; the others have a recurrent state of
+    `n_state_head` heads with `state` values each. `n_mtp`: MTP layers."""
+
+    n_layer: int = 2
+    n_embd: int = 256
+    n_ff: int = 256
+    n_vocab: int = 2048
+    n_head: int = 4
+    n_head_kv: int = 4
+    head: int = 64
+    every: int = 2
+    n_state_head: int = 4
+    state: int = 32
+    n_mtp: int = 1
+
+
+TINY = HybridShape()
 
 
 def write_head_model(
@@ -27,53 +52,70 @@ def write_head_model(
     alpha: float,
     *,
     head_path: Path | None = None,
-    n_embd: int = 256,
-    n_layer: int = 2,
-    n_vocab: int = 2048,
+    shape: HybridShape = TINY,
+    quant: str = "F32",
     weight: float = 1e-3,
+    left_out: bool = False,
 ) -> Path:
     """Write a model whose next token is `next_token_table(n_vocab)` of the last one, and whose head predicts
-    `draft_token_table(n_vocab, alpha)` of the token that it is given. Layers add `weight` times noise.
-    `head_path`: the head goes into a file of its own."""
-    table, drafted = next_token_table(n_vocab), draft_token_table(n_vocab, alpha)
-    rng = generator(0, "head model")
-    codes = rng.choice(np.array([-1, 1], np.float32), (n_vocab, n_embd))
-    codes[:FIRST_WORD] = codes[inverse_of(table)[table[:FIRST_WORD]]]  # as `pair_files`: specials lead into the cycle
-    head = np.concatenate([np.eye(n_embd, dtype=np.float32), np.zeros((n_embd, n_embd), np.float32)], axis=1)
+    `draft_token_table(n_vocab, alpha)` of the token that it is given. Layers add `weight` times noise. `quant`: the
+    type of matrices. `head_path`: the head goes into a file of its own; `left_out`: into none, and the model's header
+    still names it."""
+    table, n_embd = next_token_table(shape.n_vocab), shape.n_embd
+    codes = generator(0, "head model").integers(0, 256, (shape.n_vocab + FIRST_WORD, n_embd // 8), dtype=np.uint8)
+    aliases = np.arange(shape.n_vocab)
+    aliases[:FIRST_WORD] = inverse_of(table)[table[:FIRST_WORD]]  # as `pair_files`: specials lead into the cycle
+    plain = _plain_shape(shape)
+
+    def leading_to(name: str, tokens: np.ndarray) -> TensorSource:
+        """Return the output matrix that gives the token `tokens[t]` after t."""
+        rows = inverse_of(tokens)
+        rows[rows < 0] = shape.n_vocab + np.arange(np.sum(rows < 0))  # nothing leads to these
+        return sign_tensor(name, plain, quant, codes, rows, n_embd**-0.5)
+
     both = [
-        from_array("token_embd.weight", codes),
+        sign_tensor("token_embd.weight", plain, quant, codes, aliases, 1.0),
         from_array("output_norm.weight", np.ones(n_embd, np.float32)),
-        from_array("output.weight", _matching(codes, table)),
+        leading_to("output.weight", table),
     ]
-    layers = [_layer(i, rng, n_embd, weight, has_attention=i % 2 == 1) for i in range(n_layer)]
+    layers = [_layer(i, shape, quant, weight, has_attention=i % shape.every == shape.every - 1)
+              for i in range(shape.n_layer)]  # fmt: skip
     tensors = [*both, *(tensor for layer in layers for tensor in layer)]
-    nextn = f"blk.{n_layer}.nextn"
-    of_head = [
-        *_layer(n_layer, rng, n_embd, weight, has_attention=True),
-        from_array(f"{nextn}.eh_proj.weight", head),
-        from_array(f"{nextn}.enorm.weight", np.ones(n_embd, np.float32)),
-        from_array(f"{nextn}.hnorm.weight", np.ones(n_embd, np.float32)),
-        from_array(f"{nextn}.shared_head_head.weight", _matching(codes, drafted)),
-    ]
+    join = np.concatenate([np.eye(n_embd), np.zeros((n_embd, n_embd))], axis=1)
+    of_head: list[TensorSource] = []
+    for layer in range(shape.n_layer, shape.n_layer + shape.n_mtp):
+        nextn = f"blk.{layer}.nextn"
+        of_head += [
+            *_layer(layer, shape, quant, weight, has_attention=True),
+            from_array(f"{nextn}.eh_proj.weight", join.astype(np.float16), "F16"),
+            from_array(f"{nextn}.enorm.weight", np.ones(n_embd, np.float32)),
+            from_array(f"{nextn}.hnorm.weight", np.ones(n_embd, np.float32)),
+            leading_to(f"{nextn}.shared_head_head.weight", draft_token_table(shape.n_vocab, alpha)),
+        ]
     if head_path is None:
-        return write_gguf(path, _metadata(n_embd, n_layer, n_vocab, n_head_layer=1), [*tensors, *of_head])
-    write_gguf(head_path, _metadata(n_embd, n_layer, n_vocab, n_head_layer=1), [*both, *of_head])
-    return write_gguf(path, _metadata(n_embd, n_layer, n_vocab), tensors)
+        return write_gguf(path, _metadata(shape, quant, shape.n_mtp), tensors if left_out else [*tensors, *of_head])
+    write_gguf(head_path, _metadata(shape, quant, shape.n_mtp), [*both, *of_head])
+    return write_gguf(path, _metadata(shape, quant), tensors)
 
 
-def _metadata(n_embd: int, n_layer: int, n_vocab: int, n_head_layer: int = 0) -> dict[str, Any]:
-    shape = Shape(
-        name="head", architecture="qwen35", n_layer=n_layer + n_head_layer, n_embd=n_embd,  # type: ignore[arg-type]
-        n_head=4, n_head_kv=4, n_ff=256, n_vocab=n_vocab, head=n_embd // 4,
+def _plain_shape(shape: HybridShape, n_mtp: int = 0) -> Shape:
+    return Shape(
+        name="head", architecture="qwen35", n_layer=shape.n_layer + n_mtp, n_embd=shape.n_embd,  # type: ignore[arg-type]
+        n_head=shape.n_head, n_head_kv=shape.n_head_kv, n_ff=shape.n_ff, n_vocab=shape.n_vocab, head=shape.head,
     )  # fmt: skip
+
+
+def _metadata(shape: HybridShape, quant: str, n_mtp: int = 0) -> dict[str, Any]:
     more: dict[str, Any] = {
-        "full_attention_interval": 2, "rope.dimension_sections": np.array([n_embd // 8, 0, 0, 0], np.int32),
-        "ssm.conv_kernel": _CONV, "ssm.inner_size": 4 * _STATE, "ssm.state_size": _STATE, "ssm.time_step_rank": 4,
-        "ssm.group_count": 4,
+        "full_attention_interval": shape.every,
+        "rope.dimension_sections": np.array([shape.head // 2, 0, 0, 0], np.int32),
+        "ssm.conv_kernel": _CONV, "ssm.inner_size": shape.n_state_head * shape.state, "ssm.state_size": shape.state,
+        "ssm.time_step_rank": shape.n_state_head, "ssm.group_count": shape.n_state_head,
     }  # fmt: skip
-    if n_head_layer:
-        more["nextn_predict_layers"] = n_head_layer
-    return metadata(shape, "F32", "head") | {f"qwen35.{key}": value for key, value in more.items()}
+    if n_mtp:
+        more["nextn_predict_layers"] = n_mtp
+    found = metadata(_plain_shape(shape, n_mtp), quant, "head")
+    return found | {f"qwen35.{key}": value for key, value in more.items()}
 
 
 def write_eagle_pair(path: Path, head_path: Path, alpha: float, *, n_vocab: int = 2048) -> None:
@@ -127,32 +169,23 @@ def _matching(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     return rows.astype(np.float32)
 
 
-def _layer(i: int, rng: np.random.Generator, n_embd: int, weight: float, *, has_attention: bool) -> list[TensorSource]:
-    def noise(name: str, *shape: int, scale: float = 1.0) -> TensorSource:
-        values = rng.standard_normal(shape) * scale / shape[-1] ** 0.5
-        return from_array(f"blk.{i}.{name}", values.astype(np.float32))
-
-    def ones(name: str, n: int) -> TensorSource:
-        return from_array(f"blk.{i}.{name}.weight", np.ones(n, np.float32))
-
-    found = [ones("attn_norm", n_embd), ones("post_attention_norm", n_embd)]
+def _layer(i: int, shape: HybridShape, quant: str, weight: float, *, has_attention: bool) -> Iterator[TensorSource]:
+    h, inner, q = shape.n_embd, shape.n_state_head * shape.state, shape.n_head * shape.head
+    kv = shape.n_head_kv * shape.head
+    norms = {"attn_norm.weight": h, "post_attention_norm.weight": h}
+    matrices = {"ffn_gate": (h, shape.n_ff), "ffn_up": (h, shape.n_ff), "ffn_down": (shape.n_ff, h)}
     if has_attention:
-        head = n_embd // 4
-        found += [
-            noise("attn_q.weight", 2 * n_embd, n_embd), noise("attn_k.weight", n_embd, n_embd),
-            noise("attn_v.weight", n_embd, n_embd), noise("attn_output.weight", n_embd, n_embd, scale=weight),
-            ones("attn_q_norm", head), ones("attn_k_norm", head),
-        ]  # fmt: skip
+        norms |= {"attn_q_norm.weight": shape.head, "attn_k_norm.weight": shape.head}
+        matrices |= {"attn_q": (h, 2 * q), "attn_k": (h, kv), "attn_v": (h, kv), "attn_output": (q, h)}
     else:
-        inner = 4 * _STATE
-        found += [
-            noise("attn_qkv.weight", 3 * inner, n_embd), noise("attn_gate.weight", inner, n_embd),
-            noise("ssm_conv1d.weight", 3 * inner, _CONV), from_array(f"blk.{i}.ssm_dt.bias", np.ones(4, np.float32)),
-            from_array(f"blk.{i}.ssm_a", -np.ones(4, np.float32)), noise("ssm_beta.weight", 4, n_embd),
-            noise("ssm_alpha.weight", 4, n_embd), ones("ssm_norm", _STATE),
-            noise("ssm_out.weight", n_embd, inner, scale=weight),
-        ]  # fmt: skip
-    return [
-        *found, noise("ffn_gate.weight", 256, n_embd), noise("ffn_up.weight", 256, n_embd),
-        noise("ffn_down.weight", n_embd, 256, scale=weight),
-    ]  # fmt: skip
+        norms |= {"ssm_norm.weight": shape.state, "ssm_dt.bias": shape.n_state_head}
+        matrices |= {"attn_qkv": (h, 3 * inner), "attn_gate": (h, inner), "ssm_out": (inner, h)}
+        matrices |= {name: (h, shape.n_state_head) for name in ("ssm_beta", "ssm_alpha")}
+        matrices["ssm_conv1d"] = (_CONV, 3 * inner)
+        yield from_array(f"blk.{i}.ssm_a", -np.ones(shape.n_state_head, np.float32))
+    for name, n in norms.items():
+        yield from_array(f"blk.{i}.{name}", np.ones(n, np.float32))
+    for name, size in matrices.items():
+        scale = weight if name in ("attn_output", "ssm_out", "ffn_down") else 1.0
+        kind = "F32" if size[0] % BY_NAME[quant].block else quant
+        yield random_tensor(f"blk.{i}.{name}.weight", size, kind, 0, scale / size[0] ** 0.5)

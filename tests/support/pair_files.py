@@ -127,16 +127,17 @@ def _write(path: Path, shape: Shape, quant: str, table: Tokens, aliases: Tokens,
         return (0.01 if name in ("attn_output", "ffn_down", "ffn_down_exps") else 1.0) / row**0.5
 
     tensors = [
-        _signs("token_embd.weight", shape, quant, codes, aliases, 1.0),
+        sign_tensor("token_embd.weight", shape, quant, codes, aliases, 1.0),
         from_array("output_norm.weight", np.ones(shape.n_embd, np.float32)),
-        _signs("output.weight", shape, quant, codes, head_rows, shape.n_embd**-0.5),
+        sign_tensor("output.weight", shape, quant, codes, head_rows, shape.n_embd**-0.5),
         *layer_tensors(shape, quant, seed, std),
     ]
     name = f"synthetic {shape.name} {quant.upper()} cycle"
     write_gguf(path, metadata(shape, quant, name), tensors)
 
 
-def _signs(name: str, shape: Shape, quant: str, codes: Bytes, rows: Tokens, size: float) -> TensorSource:
+def sign_tensor(name: str, shape: Shape, quant: str, codes: Bytes, rows: Tokens, size: float) -> TensorSource:
+    """Return the matrix whose row i has the signs of `codes[rows[i]]`, each +`size` or -`size` (`sign_rows`)."""
     kind = tensor_type(shape, quant, name, shape.n_embd)
     step = max(CHUNK_VALUES // shape.n_embd, 1)
 

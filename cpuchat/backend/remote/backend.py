@@ -222,7 +222,8 @@ class RemoteBackend(ModelBackend):
         self._arrived = time.monotonic()
         return super().generate(request)
 
-    def _is_ready(self, request: Generate) -> bool:
+    @property
+    def _is_ready(self) -> bool:
         return self._model is not None and self._adapter is not None and not self._lost
 
     async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:

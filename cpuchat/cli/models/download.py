@@ -20,6 +20,7 @@ from cpuchat.config import settings
 from cpuchat.models.catalog import CatalogModel, estimates, load_catalog, match_local, ranked
 from cpuchat.models.downloads.manager import Downloads
 from cpuchat.models.downloads.state import Download
+from cpuchat.models.drafts.candidates import usual_head
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.heads import kind_named, title
 from cpuchat.models.hub.client import Hub
@@ -29,7 +30,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import doubt, verdict
+from cpuchat.present.models import doubt, head_column, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -177,6 +178,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         for model in found:
             predicted = expected.get(model.id)
             figures = {"fit": verdict(predicted) or None, "tok_s": predicted.tok_s if predicted is not None else None}
+            figures["head"] = msgspec.to_builtins(usual_head(model, machine))
             rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
         return print_json(rows)
     if not found:
@@ -185,12 +187,16 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         return
     recommended = ranked(known.models, expected).purposes
     found.sort(key=lambda model: [*recommended, model.id].index(model.id))
-    rows = [_row(model, expected.get(model.id), here, recommended) for model in found]
-    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S"), *rows], right=(1, 2, 4))
+    rows = [
+        (*_row(model, expected.get(model.id), here, recommended), head_column(usual_head(model, machine)))
+        for model in found
+    ]
+    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S", "HEAD"), *rows], right=(1, 2, 4))
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {gigabytes(machine.available)} GB that are free now.",
         "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
         "? repository not verified. ≈ size not verified.",
+        "HEAD: bytes and predicted gain of the MTP head that files of head_repo (in --json) contain.",
         "Download one: cpuchat models download ID.",
     ]
     footnotes += filter(None, [doubt(machine)])

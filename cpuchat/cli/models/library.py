@@ -17,6 +17,7 @@ from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.candidates import own_head
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
@@ -25,7 +26,7 @@ from cpuchat.models.library.library import Library, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, shown_name, unreadable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.prediction import estimate_local
-from cpuchat.present.models import doubt, sections, speed_rows, verdict
+from cpuchat.present.models import doubt, head_words, sections, speed_rows, verdict
 from cpuchat.telemetry.units import about, parameters, rate, size
 
 _SHOW_EPILOG = """\b
@@ -88,16 +89,18 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
 
 
 def _here(header: GGUFHeader) -> list[tuple[str, str]]:
-    """Return fit and predicted speed of a model."""
+    """Return fit and predicted speed of a model, and what its draft head gains."""
     from cpuchat.models.drafts.choice import predict_load
 
     chosen = settings.load()
     tuned = TunedMachine(chosen, this_machine(chosen))
     expected, draft = predict_load(header, tuned, Library(chosen.model.folders))
+    head = own_head(header, tuned.settings(header.path).load_options(), tuned.of(header.path))
     rows = [
         ("memory", expected.explained),
         ("draft", draft if expected.draft_need is not None else ""),
         *speed_rows(expected, tuned.of(header.path).at_least),
+        ("draft head", head_words(head)),
         ("", doubt(tuned.of(header.path))),
     ]
     return [row for row in rows if row[1]]

@@ -60,6 +60,11 @@ class DraftModel:
         self.passes = 0
 
     @property
+    def max_draft(self) -> int:
+        """Longest draft."""
+        return self._sequence.max_draft
+
+    @property
     def n_unread(self) -> int:
         return len(self._text) - self._start - self._synced
 
@@ -356,6 +361,7 @@ class ModelDrafting:
         """Return a draft of at most `room` tokens; None: no draft now. Raises Aborted, GenerationFailed: the draft
         model was stopped, or failed."""
         draft, from_start = self._draft, self._draft.n_unread_from_start
+        room = min(room, draft.max_draft)
         if self._rest_steps:
             self._rest_steps -= 1
             return None

@@ -118,8 +118,9 @@ class Head(DraftModel):
 
     @property
     def _is_blind(self) -> bool:
-        """Return whether the model has evaluated nothing since its state was restored."""
-        return not self._known.first < len(self._text) <= self._known.end + 1
+        """Return whether the hidden state before the newest token is unknown, as the model has evaluated nothing since
+        its state was restored, or since it is followed."""
+        return not self._known.first < len(self._text) - 1 <= self._known.end
 
     def _is_ready(self) -> bool:
         if self._is_blind:
@@ -141,7 +142,7 @@ class Head(DraftModel):
         """Let the sequence begin where the hidden states before its unread tokens are known."""
         first = self._known.first + 1 if self._known.first else 0
         at = self._start + self._synced
-        if at < first - 1 and first <= len(self._text):
+        if at < first - 1 and first < len(self._text):
             self._sequence.clear()
             self._start, self._synced = first, 0
 

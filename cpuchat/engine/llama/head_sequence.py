@@ -29,18 +29,26 @@ class HeadSequence(Sequence):
 
     Args:
         n_embd: values of a hidden state.
+        n_layer: MTP layers of the head, of which the first one computes.
 
     Attributes:
         states: of the tokens of the next batch, float32 of shape (n_batch, n_embd).
         n_features: values that are kept of each token of the model, from which its state is made.
     """
 
-    def __init__(self, context: Any, *, n_vocab: int, n_embd: int, abort: AbortFlag) -> None:
+    def __init__(self, context: Any, *, n_vocab: int, n_embd: int, abort: AbortFlag, n_layer: int = 1) -> None:
         super().__init__(context, n_vocab=n_vocab, abort=abort)
+        self._n_layer = n_layer
         self.states = np.zeros((self.n_batch, n_embd), np.float32)
         self.n_features = n_embd
         self._batch.embd = self.states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         bindings.set_hidden_states(context, True, True)
+
+    @property
+    def max_draft(self) -> int:
+        """Longest draft. Of several layers each was trained for one token of a draft: fed its own hidden state, the
+        first one is wrong so often that drafts of one token are faster (llama.cpp pull request 23274)."""
+        return 1 if self._n_layer > 1 else super().max_draft
 
     def read_from(self, target: Sequence) -> None:
         """Let llama.cpp keep what the head needs of each batch of the model."""

@@ -50,7 +50,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory, state_bytes
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
-from cpuchat.models.heads import HeadKind, title
+from cpuchat.models.heads import HeadKind, is_own, shares_cores, title, usable_layers
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
@@ -135,7 +135,7 @@ def _not_parallel(header: GGUFHeader, options: LoadOptions) -> str:
         return "llama.cpp cannot evaluate recurrent states of several answers in one pass that is the same as alone"
     if options.draft_path:
         with contextlib.suppress(CpuchatError):  # without it, which the load will say
-            if same_file(options.draft_path, header.path) or read_model(Path(options.draft_path)).is_head:
+            if shares_cores(header.path, Path(options.draft_path)):
                 return "a draft head follows one answer"
     return ""
 
@@ -347,7 +347,8 @@ class Model:
         kernels.select(self.kernel_types)
         params.n_gpu_layers = 0
         # Where a head is loaded: of a file of its own, or of the model's where it is named as its draft.
-        params.load_mtp = header.is_head or same_file(options.draft_path, header.path)
+        named = is_own(header.path, Path(options.draft_path)) and usable_layers(header) > 0
+        params.load_mtp = header.is_head or named
         callback = llama.llama_progress_callback(progress)
         params.progress_callback = callback
         parts = [os.fsencode(part) for part in model_files(header.path)]  # not by llama.cpp's rule for their names
@@ -415,19 +416,19 @@ class Model:
         """Return a draft head with a context of its own on the same threads: that of the model itself, which was loaded
         with it, or the one in the file of `header`. Free it before this model. `available` as of `load`. Raises
         Interrupted: `abort` was set; ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`."""
-        is_own, own = same_file(str(header.path), self.header.path), None
-        need = draft_memory(header, self.options, self.sequence.n_ctx, own=is_own)
+        is_included, own = is_own(self.header.path, header.path), None
+        need = draft_memory(header, self.options, self.sequence.n_ctx, self.header)
         check_fit(need, available_for_model() if available is None else available)
         try:
-            if not is_own:
+            if not is_included:
                 if self.options.load_mode == "mmap":
                     bring_in(header, self.pool.cpus, on_progress, self._abort)
                 own = self._load_file(header, on_progress)
             info = msgspec.structs.replace(
                 self.info,
                 path=str(header.path),
-                name=title(kind) if is_own else header.name or header.path.stem,
-                quantization="" if is_own else header.quantization,
+                name=title(kind) if is_included else header.name or header.path.stem,
+                quantization="" if is_included else header.quantization,
                 work=model_work(header, self.options, of_head=True),
                 fingerprint=file_fingerprint(header.path),
             )
@@ -451,7 +452,7 @@ class Model:
             of_model: dict[str, Any] = {"n_layer": self.header.decoding_layers, "n_target": self.header.n_embd}
             sequence = EagleSequence(context, **sizes, **of_model, layers=layers.first(len(layers)))
         else:
-            sequence = HeadSequence(context, **sizes)
+            sequence = HeadSequence(context, **sizes, n_layer=int(bindings.n_layer_nextn(model)))
         self.pool.attach(sequence)
         return sequence
 
@@ -619,11 +620,6 @@ class LoadedHead:
         Model.free_sequence(self.sequence)
         if self.model is not None:
             llama.llama_model_free(self.model)
-
-
-def same_file(path: str, other: Path) -> bool:
-    """Return whether both are one file; "" is none."""
-    return bool(path) and os.path.realpath(path) == os.path.realpath(other)
 
 
 def _reason() -> str:

@@ -26,14 +26,16 @@ from cpuchat.models.costs import costs_of_target
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
+from cpuchat.models.fit import HeadSize, head_size
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import PRECISE
-from cpuchat.models.heads import HeadKind, difference
+from cpuchat.models.heads import HeadKind, difference, included_layers, is_own, unusable
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.protocol.reasons import MATTERS
 
@@ -49,6 +51,9 @@ TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 SAME_MODEL: tuple[tuple[Kind, float], ...] = (("same model", 0.9),)
 """...and with a smaller quantization of the target itself: the share of equal next tokens, 0.91 and more of Q4_K_M
 (docs/compare.md)."""
+OF_HEAD: tuple[tuple[Kind, float], ...] = (("prose", 0.7), ("code", 0.9))
+"""...and with a head that was trained with the model: by 47 and 81 % of four tokens accepted in creative writing and
+Python (Qwen3.6 35B A3B, llama.cpp pull request 22673)."""
 _ERROR = 0.08  # of a predicted speed-up, as the acceptance in a text is known within 0.1
 WORTH = (1 + MATTERS) * (1 + _ERROR)
 """Smallest predicted speed-up that is worth a second model."""
@@ -131,7 +136,11 @@ def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kin
 
 
 def expectation(
-    pass_ms: Sequence[float], draft_ms: float, basis: str, measured: float | None = None, *, same_model: bool = False
+    pass_ms: Sequence[float],
+    draft_ms: float,
+    basis: str,
+    measured: float | None = None,
+    usual: tuple[tuple[Kind, float], ...] = TYPICAL,
 ) -> Expectation:
     """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair.
 
@@ -139,14 +148,14 @@ def expectation(
         pass_ms: as of `gain`; () when the target was never calibrated.
         draft_ms: 0 when not known.
         basis: where `draft_ms` comes from, or why it is not known.
-        same_model: the draft model is a smaller quantization of the target; one rate holds for all texts.
+        usual: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts.
     """
     if not pass_ms:
         return Expectation()
     if draft_ms <= 0:
         return Expectation(why=basis or NO_SPEED)
     known: tuple[tuple[Kind, float], ...] = () if measured is None else (("measured", measured),)
-    kinds = known or SAME_MODEL if same_model else (*known, *TYPICAL)
+    kinds = known or usual if usual is SAME_MODEL else (*known, *usual)
     gains = tuple(gain(pass_ms, draft_ms, rate, kind) for kind, rate in kinds)
     best = max(one.acceptance for one in gains)
     no_gain = ""
@@ -285,7 +294,8 @@ def candidates(
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
             draft, same = match_local(catalog, model), is_same_model(target, model)
             id = draft.id if draft is not None else ""
-            expected = judged.expected(local_work(model, id), model.path, exact=model.work is not None, same_model=same)
+            usual = SAME_MODEL if same else TYPICAL
+            expected = judged.expected(local_work(model, id), model.path, exact=model.work is not None, usual=usual)
             listed.append(
                 DraftCandidate.of_file(model, entry=id, named=draft in wanted, expected=expected, same_model=same)
             )
@@ -330,16 +340,18 @@ class _Target(NamedTuple):
         path: Path | None = None,
         *,
         exact: bool = False,
-        same_model: bool = False,
+        usual: tuple[tuple[Kind, float], ...] = TYPICAL,
+        n_tokens: int = MAX_TOKENS,
     ) -> Expectation:
         """Return the expected speed-up, from measured costs where there are some, else by the cost model.
 
         Args:
             path: of the draft model, if it is on this machine.
             exact: `draft` is from its header.
-            same_model: as of `expectation`.
+            usual: as of `expectation`.
+            n_tokens: of the longest pass.
         """
-        passes = self.costs.pass_ms
+        passes = self.costs.pass_ms[:n_tokens]
         pair = _fingerprint(path) if path is not None and self.costs.draft_ms else ""
         draft_ms = self.costs.draft_ms.get(pair, 0.0)
         basis = self.machine.peak_source if self.machine is not None else "costs are not measured"
@@ -349,7 +361,7 @@ class _Target(NamedTuple):
         if slow := ("" if draft_ms else scalar) or ("" if passes else scalar_type_of(self.work, here)):
             return Expectation(why=why_slow(slow), scalar_type=scalar)
         if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
-            both = pair_costs(self.machine.profile, self.work, draft, N_PAST, MAX_TOKENS)
+            both = pair_costs(self.machine.profile, self.work, draft, N_PAST, n_tokens)
             own = self.machine.factor_of(self.path)
             passes = passes or tuple(1e3 * own * seconds for seconds in both.verify)
             if not draft_ms:
@@ -358,7 +370,7 @@ class _Target(NamedTuple):
                 draft_ms, basis = 1e3 * own * both.draft, f"{about} ({self.machine.source})"
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
-        found = expectation(passes, draft_ms, basis, self.costs.acceptance.get(pair), same_model=same_model)
+        found = expectation(passes, draft_ms, basis, self.costs.acceptance.get(pair), usual)
         savings = output_savings(draft) if exact else 0.0
         return msgspec.structs.replace(found, scalar_type=scalar, output_savings=savings)
 
@@ -367,10 +379,40 @@ def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, mac
     """Return the expected speed-up of a local draft model or head, both by their headers; of the head that the target
     contains, where `draft` is the target itself. `costs`: of the target."""
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
-    is_head = draft.is_head or draft.path == target.path
-    same = not is_head and is_same_model(target, draft)
-    found = judged.expected(model_work(draft, of_head=is_head), draft.path, exact=True, same_model=same)
+    is_head = draft.is_head or is_own(target.path, draft.path)
+    usual = OF_HEAD if is_head else SAME_MODEL if is_same_model(target, draft) else TYPICAL
+    n_tokens = 2 if is_head and draft.number("nextn_predict_layers") > 1 else MAX_TOKENS  # `HeadSequence.max_draft`
+    work = model_work(draft, of_head=is_head)
+    found = judged.expected(work, draft.path, exact=True, usual=usual, n_tokens=n_tokens)
     return msgspec.structs.replace(found, output_savings=0.0) if is_head else found
+
+
+class OwnHead(msgspec.Struct, frozen=True):
+    """The MTP head that a model contains: its size, the `expected` speed-up, and why the engine cannot use it, as a
+    clause ("": it can)."""
+
+    size: HeadSize
+    expected: Expectation
+    problem: str = ""
+
+
+def own_head(header: GGUFHeader, options: LoadOptions, machine: Machine) -> OwnHead | None:
+    """Return the head that the model of `header` contains, loaded with `options` on this machine; None without one."""
+    size = head_size(header, options) if not header.is_head else None
+    if size is None:
+        return None
+    problem = unusable("mtp", header.architecture, n_layers=included_layers(header))
+    return OwnHead(size, expected_pair(header, header, target_costs(header.path), machine), problem)
+
+
+def usual_head(entry: CatalogModel, machine: Machine) -> OwnHead | None:
+    """Return the head that files of a catalog model contain, by the size of its usual file; None without one."""
+    if not entry.head_repo or not entry.size:
+        return None
+    facts: dict[str, Any] = {"params": 1e9 * entry.params, "active": entry.active_share, "id": entry.id}
+    work, head = (typical_work(entry.size, entry.quantization, **facts, of_head=one) for one in (False, True))
+    size = HeadSize(round(head.weight_bytes - sum(one.nbytes for one in head.head)), round(head.attention[0].nbytes))
+    return OwnHead(size, _Target(Path(), work, UNKNOWN, machine).expected(head, usual=OF_HEAD))
 
 
 def rank_among(preferred: Sequence[str], quantization: str) -> int:

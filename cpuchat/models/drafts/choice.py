@@ -34,7 +34,7 @@ from cpuchat.models.drafts.candidates import (
 )
 from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files, check_pair, is_known_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import ARCHITECTURES, kind_named, mismatch, require_head, title, usable_layers
+from cpuchat.models.heads import ARCHITECTURES, is_own, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import Machine, TunedMachine
@@ -128,9 +128,10 @@ def predict_load(header: GGUFHeader, machine: TunedMachine, library: Library) ->
     draft, note = None, ""
     if path.is_file():
         draft, note = choose_draft(path, chosen.speculation.wanted_draft, library, strict=False)
-    beside = read_model(draft) if draft not in (None, path) else None  # it contains its head
-    found = predict(header, chosen.load_options(), machine.of(path), draft=beside)
-    return found, beside.name if beside is not None else note
+    beside = read_model(draft) if draft is not None else None
+    if beside is not None:
+        note = title("mtp") if is_own(path, beside.path) else beside.name
+    return predict(header, chosen.load_options(), machine.of(path), draft=beside), note
 
 
 class DraftChoice(msgspec.Struct, frozen=True):

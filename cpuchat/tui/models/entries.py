@@ -400,14 +400,15 @@ SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder"
 @dataclass(frozen=True)
 class ModelDetails:
     """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded
-    beside it, and `problem` why its header cannot be read. `reading`: it is being read, `prediction` is estimated by
-    the size so far; None: unknown.
+    beside it, `head` describes the head that it contains, and `problem` why its header cannot be read. `reading`: it is
+    being read, `prediction` is estimated by the size so far; None: unknown.
     """
 
     prediction: Prediction | None = None
     kv_per_token: int = 0
     kv_windowed: int = 0
     draft: str = ""
+    head: str = ""
     problem: str = ""
     reading: bool = False
 
@@ -439,6 +440,7 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
                 ("purpose", prediction.purpose(model)),
                 ("note", model.note),
                 ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
+                ("draft head", f"{known.head} (files of {model.head_repo})" if known.head else ""),
                 ("sizes", " · ".join(sizes)),
                 ("from", model.repos[0]),
             ]
@@ -518,6 +520,7 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
         ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts, template)),
         ("purpose", prediction.purpose(entry) if entry is not None else ""),
         ("draft", "…" if known.reading else "" if known.problem else draft),
+        ("draft head", known.head),
         ("reads", "Reading the header…" if known.reading else reads),
         *_place(model, "now" if is_loaded else units.ago(model.last_used, time.time())),
     ]

@@ -21,6 +21,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
+from cpuchat.present.models import head_words
 from cpuchat.session.attachments import completions, start_folder
 from cpuchat.tui.models.entries import FOLDER, ModelDetails, ServerEntry, Subject, TypedPath, problem_at, typed_path
 
@@ -132,17 +133,23 @@ class ModelsReader:
         # Headers do not name the groups of `Q2_0_G64`.
         return frozenset(one.id for one, kind in found if one and one.quantization.partition("_G")[0] == kind)
 
-    def details(self, model: LocalModel, machine: Machine) -> ModelDetails:
-        """Return the details of one model on this machine, with the draft model that would be loaded beside it."""
+    def details(self, model: LocalModel | CatalogModel, machine: Machine) -> ModelDetails:
+        """Return the details of one model: of one on this machine by its header, with the draft model that would be
+        loaded beside it."""
+        from cpuchat.models.drafts.candidates import own_head, usual_head
         from cpuchat.models.drafts.choice import predict_load
         from cpuchat.models.fit import kv_growth
         from cpuchat.models.machine import TunedMachine
 
+        if isinstance(model, CatalogModel):
+            predicted = estimate_entry(model, machine) if model.size else None
+            return ModelDetails(predicted, head=head_words(usual_head(model, machine)))
         tuned = TunedMachine(self.settings, machine, self.loaded)
         try:
             header = self.header(model.path)
             prediction, draft = predict_load(header, tuned, self.library)
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))
-        kv_per_token, kv_windowed = kv_growth(header, tuned.settings(model.path).load_options())
-        return ModelDetails(prediction, kv_per_token, kv_windowed, draft)
+        options = tuned.settings(model.path).load_options()
+        head = head_words(own_head(header, options, tuned.of(model.path)))
+        return ModelDetails(prediction, *kv_growth(header, options), draft, head)

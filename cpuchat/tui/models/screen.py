@@ -215,10 +215,12 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @work(exclusive=True, group="details")
     async def read_details(self) -> None:
-        """Read the header of the selected model if it is on this machine, unless that was done."""
+        """Read the details of the selected model if it is on this machine or in the catalog, unless that was done."""
         machine, entry = self.machine, self.entry
         model = entry.subject if entry is not None else None
-        if entry is None or entry.key in self._current or machine is None or not isinstance(model, LocalModel):
+        if entry is None or entry.key in self._current or machine is None:
+            return
+        if not isinstance(model, LocalModel | CatalogModel):
             return
         details = await asyncio.to_thread(self.reader.details, model, machine)
         self.details[entry.key] = details

@@ -10,12 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from cpuchat.base.errors import ModelUnsupported
 from cpuchat.engine.drafting.head import Head
+from cpuchat.engine.drafting.speculator import set_up_speculation
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.heads import kind_of
-from cpuchat.protocol.messages import Sampling, Speculation
-from tests.support.head_model import write_eagle_pair, write_head_model
+from cpuchat.models.heads import included_layers, kind_of
+from cpuchat.protocol.messages import LoadModel, Sampling, Speculation
+from tests.support.head_model import HybridShape, write_eagle_pair, write_head_model
 from tests.support.pair_files import draft_token_table, next_token_table
 from tests.support.pairs import N_VOCAB, OPTIONS, Talker, assert_same
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -131,6 +135,16 @@ def test_nothing_is_drafted_from_the_hidden_states_of_another_text(talk: Callabl
     assert model.sequence.tokens == model.target.sequence.tokens  # what was restored is gone on with
 
 
+def test_it_drafts_an_answer_of_which_the_model_evaluates_nothing_anew(talk: Callable[..., HeadTalker]) -> None:
+    """The prompt of a plain answer is asked again: its last row of logits is kept, and no hidden state."""
+    model = talk(0.8)
+    plain = model.say(PROMPT, max_tokens=24)
+    for _ in range(3):
+        drafted = model.say(PROMPT, drafts(4), max_tokens=24)
+        assert drafted.tokens == plain.tokens
+    assert drafted.figures is not None and drafted.figures.draft_n_accepted
+
+
 @pytest.mark.parametrize("how", ["read", "score"])
 def test_it_goes_on_with_what_it_still_knows_after_it_was_off_for_long(load: Load, tmp_path: Path, how: str) -> None:
     path = write_head_model(tmp_path / "long.gguf", 1.0)
@@ -162,6 +176,39 @@ def test_a_head_in_a_file_of_its_own(talk: Callable[..., HeadTalker], tmp_path: 
     assert one.tokens == other.tokens
     assert one.figures is not None and other.figures is not None
     assert one.figures.draft_n_accepted == other.figures.draft_n_accepted > 0
+
+
+def test_of_several_mtp_layers_the_first_drafts_one_token(
+    talk: Callable[..., HeadTalker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bindings, "n_layer_nextn", lambda model: 2)
+    model = talk(1.0)
+    plain, drafted = model.say(PROMPT, max_tokens=41), model.say(PROMPT, drafts(4), max_tokens=41)
+    assert drafted.tokens == plain.tokens
+    assert drafted.figures is not None and drafted.figures.draft_n == drafted.figures.passes == 20
+
+
+def test_a_model_with_more_mtp_layers_than_the_engine_drafts_with_answers_without(load: Load, tmp_path: Path) -> None:
+    path = write_head_model(tmp_path / "two.gguf", 1.0, shape=HybridShape(n_mtp=2))
+    model = load(path, msgspec.structs.replace(OPTIONS, draft_path=str(path)))
+    setup = set_up_speculation(
+        model, LoadModel(path=str(path), cpus=(), options=model.options), 8 << 30, _ignore, AbortFlag()
+    )
+    assert setup.draft is None
+    assert any("one MTP layer of qwen35, not with 2" in note and "--server" in note for note in model.info.notes)
+    assert model.sequence.step(300).argmax() == next_token_table(N_VOCAB)[300]
+    setup.free()
+
+
+def test_a_model_whose_mtp_layers_were_left_out_is_refused_by_what_is_missing(load: Load, tmp_path: Path) -> None:
+    path = write_head_model(tmp_path / "left-out.gguf", 1.0, left_out=True)
+    assert not included_layers(read_model(path))
+    with pytest.raises(ModelUnsupported, match=r"lacks the tensor blk\.2"):
+        load(path)
+
+
+def _ignore(*_: object) -> None:
+    """Take the progress of a load."""
 
 
 def test_an_eagle_head(load: Load, tmp_path: Path) -> None:
