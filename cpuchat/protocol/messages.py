@@ -134,14 +134,9 @@ class Speculation(DraftOptions, frozen=True):  # pyright: ignore[reportGeneralTy
 class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] msgspec allows it
     """Options of a load.
 
-    <<<<<<< HEAD
-        `parallel` answers may run at once, each with a context of `n_ctx` tokens; 0: as many as there is memory for, up to
-        `AUTO_PARALLEL`. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is what
-        the first answer asks for: some engines can change that only by a new start. `calibrate`: measure what passes cost,
-    =======
-        `draft_path` is a draft model to load beside it ("" = none), or a draft head. `calibrate`: measure what passes cost,
-    >>>>>>> 407efa92 (LoadOptions has no speculation: nothing read it since heads draft in the worker)
-        for adaptive draft depth, unless that was done before."""
+    `parallel` answers may run at once, each with a context of `n_ctx` tokens; 0: as many as there is memory for, up to
+    `AUTO_PARALLEL`. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `calibrate`: measure
+    what passes cost, for adaptive draft depth, unless that was done before."""
 
     parallel: Annotated[int, msgspec.Meta(ge=0, le=MAX_PARALLEL)] = 1
     draft_path: str = ""
