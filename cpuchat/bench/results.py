@@ -273,14 +273,19 @@ class SpeedDifference(msgspec.Struct, frozen=True, kw_only=True):
     difference: Difference
 
     @property
+    def disturbed(self) -> bool:
+        return self.old.noisy or self.new.noisy
+
+    @property
     def verdict(self) -> Verdict:
         """Nothing can be told of rounds that other programs disturbed."""
-        return "noisy" if self.old.noisy or self.new.noisy else self.difference.verdict
+        return "noisy" if self.disturbed else self.difference.verdict
 
 
 class Resolution(NamedTuple):
     """What runs of so many rounds tell of most figures: the `smallest` difference that they show in nine of ten runs,
-    as a share, and how many `rounds` of both runs show `GAIN` (None: more than `MOST_ROUNDS`)."""
+    as a share, and how many `rounds` of both runs show `GAIN`: those that were run, or more (None: more than
+    `MOST_ROUNDS`)."""
 
     smallest: float
     rounds: int | None
@@ -300,13 +305,16 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def resolution(self) -> Resolution | None:
         """Return what these runs can tell; None where other programs ran."""
-        found = [one for one in self.differences if not (one.old.noisy or one.new.noisy)]
+        found = [one for one in self.differences if not one.disturbed]
         if not found:
             return None
-        n_rounds = min(len(one.rates(each.figure)) for each in found for one in (each.old, each.new))
-        scatter = statistics.median(one.difference.error for one in found) * math.sqrt(n_rounds / 2)
-        rounds = rounds_for(GAIN, scatter, ASKED * len(found), MOST_ROUNDS)
-        return Resolution(statistics.median(one.difference.smallest for one in found), rounds)
+        rounds = [(len(one.old.rates(one.figure)), len(one.new.rates(one.figure))) for one in found]
+        smallest, most = statistics.median(one.difference.smallest for one in found), max(map(max, rounds))
+        if smallest <= GAIN:
+            return Resolution(smallest, most)
+        errors = zip((one.difference.error for one in found), rounds, strict=True)
+        scatter = statistics.median(error / math.sqrt(1 / n + 1 / m) for error, (n, m) in errors)
+        return Resolution(smallest, rounds_for(GAIN, scatter, ASKED * len(found), MOST_ROUNDS, most + 1))
 
 
 def compare_reports(old: Report, new: Report) -> Diff:

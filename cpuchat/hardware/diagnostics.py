@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -205,7 +205,7 @@ def knobs(facts: DiagnosticFacts) -> Iterator[Finding]:
         if knob.level == "ok":
             yield Finding("ok", knob.name, knob.state)
         elif knob.level:
-            fix = f"The line under `{knob.name}` below sets it."
+            fix = f"The line that `cpuchat doctor` prints under `{knob.name}` sets it."
             if not knob.change:
                 fix = "Not changeable from here: ask the administrator of the machine."
             yield Finding(knob.level, f"{knob.name}: {knob.state}", f"to gain: {knob.worth}", fix)
@@ -311,7 +311,7 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def room(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report too little memory, and swap in use: weights that are not in memory are read from disk for every token."""
+    """Report too little memory: weights that are not in memory are read from disk for every token."""
     size, available = facts.model_bytes, facts.available
     limit = facts.topology.memory_limit
     total = limit or facts.topology.memory_total
@@ -325,18 +325,24 @@ def room(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("warning", "Little memory is available", evidence, "Close other programs, or raise the limit.")
     elif total:
         yield Finding("ok", "memory", f"{_gb(available)} of {_gb(total)} available{where}")
+
+
+def swap(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report swap in use, which may hold weights."""
     if facts.swap_used > _SWAP_BYTES:
-        swap = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} swap in use"
+        used = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} swap in use"
         fix = "Free memory, then swapoff -a and swapon -a; or keep the model in memory: engine.mlock."
-        yield Finding("advice", "Swap is in use", f"{swap}, {_gb(available)} memory available", fix)
+        yield Finding("advice", "Swap is in use", f"{used}, {_gb(facts.available)} memory available", fix)
 
 
 def _gb(n_bytes: float | None) -> str:
     return f"{units.gigabytes(n_bytes or 0)} GB"
 
 
-def examine(facts: DiagnosticFacts) -> list[Finding]:
-    """Return all findings, the worst first. What is unknown on a machine has none."""
-    checks = (engine, cores, others, knobs, bandwidth, nodes, room)
+def examine(facts: DiagnosticFacts, *, beside: bool = False) -> list[Finding]:
+    """Return all findings, the worst first. What is unknown on a machine has none. `beside` a model of this program,
+    which has a part in the load and in the memory that is taken, these say nothing of other programs."""
+    checks = (engine, cores, others, knobs, bandwidth, nodes, *(() if beside else (room,)), swap)
+    facts = replace(facts, load=None) if beside else facts
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

@@ -59,7 +59,7 @@ class Difference:
     @property
     def smallest(self) -> float:
         """Return the smallest true gain, as a share, that such measurements show in nine of ten runs."""
-        return math.expm1(self.needed + _NINE_OF_TEN * self.error)
+        return math.expm1(max(self.needed, math.log1p(MATTERS)) + _NINE_OF_TEN * self.error)
 
     @property
     def may_gain(self) -> bool:
@@ -105,11 +105,11 @@ def compare(
     return found(_mean(ratios), squares, 2 * m - 1, (2 * m - 0.5) / m**2, degrees)
 
 
-def rounds_for(gain: float, scatter: float, asked: float, most: int) -> int | None:
-    """Return how many measurements of both, at different times, show a true `gain` in 19 of 20 runs where each scatters
-    by `scatter` (both as shares); None: more than `most`. In fewer, as few tell of the scatter itself. `asked` as of
-    `compare`."""
-    for n in range(2, most + 1):
+def rounds_for(gain: float, scatter: float, asked: float, most: int, least: int = 2) -> int | None:
+    """Return how many measurements of both, `least` or more at different times, show a true `gain` in 19 of 20 runs
+    where each scatters by `scatter` (both as shares); None: more than `most`. In fewer, as few tell of the scatter
+    itself. `asked` as of `compare`."""
+    for n in range(least, most + 1):
         degrees = _PRIOR + 2 * n - 2
         error = math.sqrt((_PRIOR * NOISE**2 + (2 * n - 2) * scatter**2) / degrees * 2 / n)
         if _quantile(asked, degrees) * error + _SAFELY * scatter * math.sqrt(2 / n) <= math.log1p(gain):

@@ -32,6 +32,7 @@ _SETTINGS = {
     "draft": lambda setup: f"draft {Path(setup.draft).stem}" if setup.draft else "",
 }
 _BAR = 20
+_DISTURBED = "the rounds differ by over 10 %, or threads waited for a core, probably because other programs ran."
 
 
 def varying(results: Sequence[Result]) -> set[str]:
@@ -110,9 +111,7 @@ def notes(report: Report) -> list[str]:
     found: list[str] = []
     results = report.results
     if any(one.noisy for one in results):
-        found.append(
-            "noisy: the rounds differ by over 10 %, or threads waited for a core, probably because other programs ran."
-        )
+        found.append(f"noisy: {_DISTURBED}")
     if any(one.same_text is False for one in results):
         found.append(
             "text differs from plain decoding: a batch over several tokens rounds differently, which decides between "
@@ -182,8 +181,11 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
 
 def resolution(told: Resolution) -> str:
     """`such runs show differences from 12 % on; to find 5 %, run both with --rounds 11`."""
+    shown = f"such runs show differences from {math.ceil(100 * told.smallest)} % on"
+    if told.smallest <= GAIN:
+        return shown
     again = f"run both with --rounds {told.rounds}" if told.rounds else "measure both sides in one run"
-    return f"such runs show differences from {100 * told.smallest:.0f} % on; to find {100 * GAIN:.0f} %, {again}"
+    return f"{shown}; to find {100 * GAIN:.0f} %, {again}"
 
 
 DIFF_HEADINGS = (
@@ -218,8 +220,13 @@ def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
         total = units.plural(len(diff.differences), "figure")
         verdict = f"Of {total}, {' and '.join(found)} by more than the rounds scatter."
     lines += ["", verdict]
-    if (told := diff.resolution) is not None and any(one.verdict == "noisy" for one in diff.differences):
+    disturbed = sum(one.disturbed for one in diff.differences)
+    n_open = sum(one.verdict == "noisy" for one in diff.differences) - disturbed
+    if n_open and (told := diff.resolution) is not None:
         lines.append(f"Too noisy to tell: {resolution(told)}.")
+    if disturbed:
+        figures = units.plural(disturbed, "figure")
+        lines.append(f"Too noisy to tell of {figures}: {_DISTURBED} Measure both again on an idle machine.")
     if old.build != new.build:
         lines.append(f"Engine before: {old.build}; now: {new.build}.")
     if old.cpu != new.cpu:

@@ -45,8 +45,8 @@ class Now:
     """The state that changes while the hardware screen is open. None and "" are "unknown".
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
-    are on in the settings. `passes` as of `passes_measured` and `speed` as of `model_rows` are empty while they are
-    being read.
+    are on in the settings. `answered` as of `last_answer`. `passes` as of `passes_measured` and `speed` as of
+    `model_rows` are empty while they are being read.
     """
 
     model: ModelInfo | None = None
@@ -58,6 +58,7 @@ class Now:
     passes: str = ""
     cpu_module: str = ""
     kernels: str = ""
+    answered: tuple[Row, ...] = ()
     speed: tuple[Row, ...] = ()
 
 
@@ -87,10 +88,12 @@ def rows(facts: DiagnosticFacts, now: Now) -> list[Row]:
         policy += f" · requested policy rejected: {refused}" if refused else ""
     found = [
         ("cores", cores_in_use(topology, *((model.cpus, model.draft_cpus) if model is not None else ()))),
-        *now.speed,
+        *now.speed[:1],
+        *now.answered,
+        *now.speed[1:],
         ("read bandwidth", read_bandwidth(facts)),
         ("theoretical peak", theoretical_peak(topology, facts.theoretical)),
-        *improvements(examine(facts)),
+        *improvements(examine(facts, beside=model is not None)),
         ("memory", memory_words(topology, facts.available)),
         ("weights", _weights(now)),
         *([("passes", now.passes)] if now.passes else []),
@@ -160,11 +163,12 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
     return [(label, clean_line(text)) for label, text in rows if text]
 
 
-def last_answer(figures: ChatFigures) -> list[Row]:
-    """Return the speed of the running or last answer, and which share of the cores it got; [] without one."""
+def last_answer(figures: ChatFigures) -> tuple[Row, ...]:
+    """Return the speed of the running or last answer, and which share of the cores it got; () without one."""
     rate, share = figures.tok_s.value, figures.cores_share
     cores = "" if share is None else f" · cores {100 * share:.0f} % yours"
-    return [("last answer", f"{units.rate(rate)} tok/s{cores}")] if rate is not None else []
+    label = "last answer" if figures.phase == "done" else "this answer"
+    return ((label, f"{units.rate(rate)} tok/s{cores}"),) if rate is not None else ()
 
 
 def improvements(findings: Sequence[Finding], max_rows: int = 3) -> list[Row]:

@@ -249,6 +249,7 @@ def draft_details(
     if candidate is None:
         return [("effect", _OTHERS[key][1])]
     place = "loaded as draft model" if is_loaded else "downloaded" if candidate.where == "here" else "on Hugging Face"
+    lighter = lighter_output(candidate.expected, candidate.spec, candidate.quantization)
     text = [
         ("state", place),
         ("head", title(candidate.head) if candidate.head else ""),
@@ -256,7 +257,7 @@ def draft_details(
         ("advice", "best known candidate for this model" if is_best else ""),
         ("model", "the target's own, in fewer bytes" if candidate.same_model else ""),
         ("gain", candidate.expected.words if candidate.fits is not False else ""),
-        ("cheaper", lighter_output(candidate.expected, candidate.spec, candidate.quantization)),
+        ("cheaper", lighter if candidate.fits is not False else ""),
         ("basis", candidate.expected.why if candidate.expected.gains and candidate.fits is not False else ""),
         ("catalog", "recommended for this model" if candidate.named else ""),
         ("repository", candidate.repo),

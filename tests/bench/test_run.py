@@ -217,7 +217,21 @@ def test_runs_that_leave_something_open_say_what_they_could_show_and_how_many_ro
     both = (rates * told.rounds for rates in (few, gained))
     more = compare_reports(*(made_report(*rates[: told.rounds]) for rates in both))
     assert more.differences[0].verdict == "faster"
-    assert compare_reports(made_report(*few, disturbed=True), made_report(*gained)).resolution is None
+    disturbed = compare_reports(made_report(*few, disturbed=True), made_report(*gained))
+    assert disturbed.resolution is None
+    (line,) = (one for one in diff_lines(disturbed, *2 * (made_report(*few).environment,)) if "Too noisy" in one)
+    assert line.startswith("Too noisy to tell of 1 figure: ") and "other programs" in line and "--rounds" not in line
+
+
+@pytest.mark.parametrize(("n", "scatter"), [(9, 0.01), (9, 0.02), (9, 0.04), (20, 0.045), (29, 0.045)])
+def test_no_fewer_rounds_are_asked_for_than_were_run(n: int, scatter: float) -> None:
+    rates = [100 * (1 + scatter * (-1) ** k) for k in range(n)]
+    found = compare_reports(made_report(*rates), made_report(*(1.018 * rate for rate in rates)))
+    told = found.resolution
+    assert told is not None and told.smallest > 0.02
+    (line,) = (one for one in diff_lines(found, *2 * (made_report(*rates).environment,)) if "Too noisy" in one)
+    assert ("to find 5 %" in line) == (told.smallest > 0.05)
+    assert told.rounds is None or told.rounds >= n
 
 
 def test_answers_of_one_token_are_not_compared_with_plain_ones() -> None:

@@ -119,6 +119,17 @@ def test_what_is_wrong(
     assert fix in finding.fix and bool(fix) == bool(finding.fix)
 
 
+def test_a_model_of_ones_own_is_no_other_program(tmp_path: Path) -> None:
+    files = {
+        "proc/loadavg": "40.1 1 1 2/3 4",
+        "proc/meminfo": "MemTotal: 8000000 kB\nMemAvailable: 90000 kB\nSwapTotal: 8388608 kB\nSwapFree: 0 kB",
+    }
+    facts = facts_of(write(make_tree(tmp_path, "epyc-9354"), files))
+    alone, beside = ({one.title for one in examine(facts, beside=beside)} for beside in (False, True))
+    assert alone - beside == {"Other programs use the cores", "Little memory is available"}
+    assert "Swap is in use" in beside and beside < alone
+
+
 def test_a_policy_is_tried_in_a_thread_of_its_own() -> None:
     assert refused_policy("local") == ""
     assert refused_policy("bind:1000") != ""

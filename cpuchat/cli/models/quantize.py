@@ -44,7 +44,7 @@ _EPILOG = f"""\b
 Examples:
   cpuchat models quantize ~/models/big-F16.gguf Q4_K_M
   cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
-  cpuchat models quantize draft-Q4_K_M.gguf Q4_K_M --output-tensor-type Q4_0
+  cpuchat models quantize draft-Q8_0.gguf Q8_0 --output-tensor-type Q4_0
   cpuchat models quantize --list
 
 SOURCE is what --model takes. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging

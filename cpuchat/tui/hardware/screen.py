@@ -114,8 +114,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
+        is_first = self.facts is None
         self.facts = await asyncio.to_thread(self.reader.facts, PlacementSpec.of(self._services.settings))
-        self._refresh_now()
+        if is_first:
+            self._refresh_now()
+        self._show()
         await self._services.session.show_ceiling()  # the chat's figures rest on the same bandwidth then
 
     def _refresh_now(self) -> None:
@@ -149,11 +152,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._show()
 
     def _sample(self) -> None:
-        if self.facts is None or not self.now.counting:
+        if self.facts is None:
             return
-        sample = self._services.machine_watch.sample()
-        if sample is not None and sample != self.now.sample:
-            self.now = dataclasses.replace(self.now, sample=sample)
+        sample = self._services.machine_watch.sample() if self.now.counting else None
+        answered = machine.last_answer(self._conversation.figures()) if self._model is not None else ()
+        now = dataclasses.replace(self.now, sample=sample or self.now.sample, answered=answered)
+        if now != self.now:
+            self.now = now
             self._show()
 
     def _show(self) -> None:
@@ -206,9 +211,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             if path is None and (last := last_here(services.settings.model.last)):
                 path = services.library.resolve(last)
             if path is not None:
-                answered = machine.last_answer(self._conversation.figures()) if loaded is not None else []
-                name, *rows = machine.model_rows(path, services.settings, services.library, loaded) or [("", "")]
-                return tuple(row for row in (name, *answered, *rows) if row[1])
+                return tuple(machine.model_rows(path, services.settings, services.library, loaded))
         return ()
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
@@ -262,6 +265,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             conversation.settings = spec.applied_to(conversation.settings)
             self._services.save_settings(spec.changes())
             self._refresh_now()
+            self._read_facts()
             self._tell("Saved. Takes effect on the next load.")
             return
         change = self._change = PlacementChange(conversation, spec, self._loading)
@@ -278,6 +282,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if not self.has_widgets:
             return
         self._refresh_now()
+        self._read_facts()
         self.query_one(PlacementList).mark(self._in_use)
         kept = "No model is loaded now." if self._conversation.model is None else "Nothing was changed."
         self._tell(f"{problem}\n{kept}" if problem else "Applied.", strong=True)

@@ -62,6 +62,7 @@ def test_from_a_cache_it_goes_to_our_own_folder_and_is_listed(
 def test_another_place_and_the_types(half: Path, tmp_path: Path) -> None:
     assert run("models", "quantize", str(half), "Q8_0", str(tmp_path), "--threads", "1").returncode == 0
     out = tmp_path / "llama-Q8_0.gguf"
+    assert run("models", "quantize", str(out), "Q8_0", "--output-tensor-type", "Q4_0").returncode == 0
     assert run("models", "quantize", str(half), "Q6_K", str(out)).returncode == 2
     assert run("models", "quantize", str(half), "Q6_K", str(out), "--force").returncode == 0
     assert read_header(out).quantization == "Q6_K"

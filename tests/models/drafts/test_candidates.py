@@ -21,6 +21,7 @@ from cpuchat.models.drafts.candidates import (
     output_savings,
     recommended,
 )
+from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
@@ -192,6 +193,8 @@ def test_an_output_matrix_of_more_bits_than_a_draft_needs_is_offered_in_fewer(
         one = DraftCandidate(name="s", where="here", path=place, quantization=quantization, expected=expected)
         told = dict(draft_details("", one, is_loaded=False, is_best=False)).get("cheaper", "")
         assert ("cpuchat models quantize small.gguf Q4_K_M --output-tensor-type Q4_0" in told) == is_made
+        other = msgspec.structs.replace(one, verdict=Compatibility(ok=False, reason="its vocabulary differs"))
+        assert "cheaper" not in dict(draft_details("", other, is_loaded=False, is_best=False))
 
 
 def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from cpuchat.config import settings
 from cpuchat.hardware.topology import read_topology
+from cpuchat.present import machine
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.tui.hardware.screen import HardwareScreen
-from tests.hardware.trees import make_tree
+from tests.hardware.trees import make_tree, write
 from tests.support.chat_app import running
 from tests.support.hardware_screen import backend_on, opened, picture, said
 from tests.support.machines import FixtureReader, OnMachine, on
@@ -23,6 +24,25 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
         await app.press("down")
         assert (picture(screen).count("▣"), picture(screen).count("▤")) == (29, 5)
         assert "Pays off only while drafting and verifying overlap" in said(screen)
+
+
+def told(screen: HardwareScreen) -> str:
+    """Return what is said of the machine."""
+    assert screen.facts is not None
+    return "\n".join(f"{label}: {text}" for label, text in machine.rows(screen.facts, screen.now))
+
+
+async def test_what_would_help_is_told_until_it_is_done(tmp_path: Path) -> None:
+    """The load of the model in use is none of other programs."""
+    settings.update({"engine": {"cores": "0-3,32-33"}})
+    root = write(make_tree(tmp_path, "epyc-9354"), {"proc/loadavg": "40.1 1 1 2/3 4"})
+    async with running(backend_on(root)) as app:
+        screen = await opened(app, FixtureReader(root))
+        assert "would help: SMT siblings are in use" in told(screen) and "Other programs" not in told(screen)
+        await app.press(*("up",) * 9, "enter")
+        await app.until(lambda: said(screen) == "Applied.")
+        await app.until(lambda: "SMT siblings are in use" not in told(screen))
+        assert said(screen) == "Applied."
 
 
 async def test_cores_of_the_settings_that_no_placement_has_are_listed_and_taken_back(tmp_path: Path) -> None:
@@ -105,5 +125,9 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         await app.press("down", "down", "enter")
         assert any("change the placement when the answer is done" in notice for notice in app.notices)
         assert len(backend.loads) == 1
+        screen = app.app.screen
+        assert isinstance(screen, HardwareScreen)
         gate.open()
         await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: [label for label, _ in screen.now.answered] == ["last answer"])
+        assert screen.now.answered == machine.last_answer(app.conversation.figures())
