@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cpuchat.config import settings as user_settings
 from cpuchat.config.servers import ServerModel
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
@@ -90,9 +91,9 @@ def measured_machine(own_folders: None) -> None:
 
 
 @pytest.fixture
-def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_core(own_folders: None) -> None:
     """Let programs load models on one core unless they are told otherwise (see support.cores)."""
-    monkeypatch.setenv("CPUCHAT_ENGINE_CORES", ON_ONE_CPU.cores)
+    user_settings.update({"engine": {"cores": ON_ONE_CPU.cores}})
 
 
 @pytest.fixture

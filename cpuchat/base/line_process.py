@@ -78,9 +78,9 @@ class LineProcess(Generic[A]):
 
     async def __aenter__(self) -> Self:
         with contextlib.ExitStack() as files:
-            self._errors = files.enter_context(tempfile.TemporaryFile())
             pipe = asyncio.subprocess.PIPE
             try:
+                self._errors = files.enter_context(tempfile.TemporaryFile())
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command, stdin=pipe, stdout=pipe, stderr=self._errors, limit=_LINE_LIMIT,
                     env=child_environment(**self._environment), start_new_session=True,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from cpuchat.backend.switching import SwitchingBackend
@@ -43,6 +47,8 @@ def read_line(prompt: str) -> str:
         if is_terminal(sys.stdin):
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - history, and longer lines than a terminal passes on
+            if _is_ended():
+                raise EOFError
         text = input(prompt if is_terminal(sys.stdin) else "")
         text.encode()
     except UnicodeError:
@@ -50,20 +56,40 @@ def read_line(prompt: str) -> str:
     return text
 
 
+def _is_ended() -> bool:
+    """Return whether Ctrl+D is what was typed first during an answer, and take it: readline would read a NUL."""
+    import fcntl
+    import termios
+
+    if not select.select([sys.stdin], [], [], 0)[0] or any(fcntl.ioctl(sys.stdin, termios.FIONREAD, bytes(4))):
+        return False
+    return not os.read(sys.stdin.fileno(), 1)
+
+
 @contextlib.contextmanager
 def _kept_lines() -> Iterator[None]:
-    """Let the terminal keep the lines that were typed during an answer when Ctrl+C stops it."""
+    """Let the terminal keep the lines that were typed during an answer when Ctrl+C stops it; until this process ends,
+    by a signal too."""
     if not is_terminal(sys.stdin):
         yield
         return
     import termios
 
     before = termios.tcgetattr(sys.stdin)
+
+    def end(number: int, _: FrameType | None) -> None:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGQUIT)}
     termios.tcsetattr(sys.stdin, termios.TCSANOW, [*before[:3], before[3] | termios.NOFLSH, *before[4:]])
     try:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:

@@ -353,7 +353,9 @@ def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
         features = ", ".join(engine.features) or "no optional CPU features"
         version = f"llama.cpp {engine.llama_commit or engine.version} with {features}"
         version += f" · CPU module: {module_words(engine)} · kernels: {kernel_words(engine)}"
-    traffic, power = (one.value or f"n/a: {one.why}" for one in (facts.counter, facts.power))
+    sudo = "on the host of this container: `sudo" if facts.container else "`sudo"
+    counters = (facts.counter, facts.power)
+    traffic, power = (one.value or f"n/a: {one.why.replace('`sudo', sudo)}" for one in counters)
     return [
         ("cores", cores),
         ("memory", memory_words(facts.topology, facts.available)),

@@ -321,7 +321,7 @@ class Conversation:
         if covered and covered[-1].is_summary:
             raise UsageError(
                 "The chat is summarized already.",
-                "Delete the summary (D on it), or raise the context.",
+                "Raise the context, or delete the summary (D on it).",
             )
         if chat is None or not covered:
             raise UsageError("There is nothing to summarize.", "Send a message first.")

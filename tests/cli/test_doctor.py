@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -18,7 +19,7 @@ from cpuchat.present.machine import page, page_json
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry.machine import Peak, Peaks
 from tests.cli.program import run
-from tests.hardware.counters.simulated import Simulated
+from tests.hardware.counters.simulated import Simulated, energy, refused, umc
 from tests.hardware.trees import make_tree, write
 
 ENGINE = EngineInfo(version="0.3.36", llama_commit="0c1e570", features=("AVX", "SSE3"))
@@ -68,6 +69,16 @@ def test_a_page_with_everything_wrong_begins_with_the_worst(tmp_path: Path) -> N
     for finding in findings:
         assert finding.title in text
         assert finding.level == "ok" or (finding.evidence in text and finding.fix in text)
+
+
+def test_in_a_container_commands_of_root_are_for_its_host(tmp_path: Path) -> None:
+    write(root := make_tree(tmp_path, "epyc-9354"), {"proc/sys/kernel/perf_event_paranoid": "4", ".dockerenv": ""})
+    umc(root, 0, "0")
+    energy(root, "0")
+    kernel = Simulated(refuse=lambda _: refused(errno.EACCES)).calls
+    facts = gather_facts(engine=ENGINE, kernel=kernel, refused=lambda words: "", root=root)
+    text = " ".join(" ".join(page(facts, [])).split())
+    assert text.count("; on the host of this container: `sudo sysctl kernel.perf_event_paranoid=0`") == 2
 
 
 def test_each_knob_has_its_state_its_worth_and_whole_lines(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
+import termios
 from pathlib import Path
 
 import pytest
@@ -96,7 +98,8 @@ async def test_a_full_chat_does_what_it_remembers_and_the_message_is_answered() 
     assert "bug" not in done.stderr
 
 
-async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["ctrl+c", "ctrl+d", "ctrl+d at once", "SIGTERM"])
+async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp_path: Path, ending: str) -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
         if reply.asked.body["messages"][-1]["content"] == "Next?":
@@ -112,22 +115,41 @@ async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp
         terminal.type("Hello")
         terminal.press("enter")
         terminal.wait_for("some-Q4_K_M: The beginning.")
-        terminal.type("Next?")
-        terminal.press("enter")  # sent after this answer
+        if ending == "SIGTERM":
+            os.kill(terminal.pid, signal.SIGTERM)
+            return end(terminal)
+        if ending != "ctrl+d at once":
+            terminal.type("Next?")
+            terminal.press("enter")  # sent after this answer
+        if ending != "ctrl+c":
+            terminal.press("ctrl+d")  # after that one
         terminal.press("ctrl+c")
         terminal.wait_for("stopped")
+        if ending == "ctrl+d at once":
+            return end(terminal)
         terminal.wait_for("some-Q4_K_M: Done.")
+        if ending == "ctrl+d":
+            return end(terminal)
         terminal.wait_until(lambda screen: screen.rstrip().endswith("You:"), "the next prompt")
         terminal.press("ctrl+c")
         terminal.wait_for("Ctrl+C again")
         terminal.press("ctrl+c")
+        return end(terminal)
+
+    def end(terminal: Terminal) -> tuple[int, bytes]:
         try:
-            return terminal.wait_for_end(), bytes(terminal.raw)
+            code = terminal.wait_for_end()
+            flags = terminal.last_modes[3]
+            assert isinstance(flags, int) and not flags & termios.NOFLSH
+            return code, bytes(terminal.raw)
         finally:
             terminal.close()
 
     async with remote_server(answer=answer) as server:
         code, raw = await asyncio.to_thread(chat, server.url)
+    if ending == "SIGTERM":
+        assert code == -signal.SIGTERM
+        return
     assert code == 0 and b"And\r\n" in raw  # the partial answer
     assert b"\x1b[2K" not in raw and b"\x1b[2m" not in raw and b"Traceback" not in raw
 

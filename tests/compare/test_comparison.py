@@ -8,13 +8,14 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side
 from cpuchat.config.settings import Settings
 from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
-from cpuchat.protocol.messages import AnyEvent, GenerationFinished, LoadProgress, TextDelta
+from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, LoadProgress, TextDelta
 from tests.support.cores import ON_ONE_CPU
 
 pytestmark = pytest.mark.slow
@@ -103,10 +104,20 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     assert usage.usages()  # but that they were loaded
 
 
-async def test_a_side_that_is_killed_or_does_not_load_keeps_the_other(watched: Watched) -> None:
+async def test_a_side_that_is_killed_or_does_not_load_keeps_the_other(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     comparison = watched.comparison
     comparison.tell = lambda side, event: side == 0 and isinstance(event, TextDelta) and _kill(comparison, 0)
-    found = await comparison.ask(PROMPT)
+    backend = comparison.runners[0].conversation.backend
+    generate = backend.generate
+
+    def long(request: Generate) -> AsyncIterator[AnyEvent]:
+        return generate(replace(request, ignore_eos=True, max_tokens=100 * request.max_tokens))
+
+    with monkeypatch.context() as longer:  # else it may have ended when its first text is seen
+        longer.setattr(backend, "generate", long)
+        found = await comparison.ask(PROMPT)
     a, b = found.answers
     assert a.failed is not None and a.failed.code == "worker_died"
     assert a.content  # what it wrote stays

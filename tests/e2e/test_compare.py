@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import pytest
 
 from cpuchat.config import settings
 from tests.e2e.test_app import QUICK
@@ -29,10 +28,9 @@ def leave(terminal: Terminal) -> None:
 
 
 def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.delenv("CPUCHAT_ENGINE_CORES")
-    settings.update(SHORT)
+    settings.update({**SHORT, "engine": {"cores": "auto"}})
     terminal = Terminal(["compare", "demo", "demo-q4"], columns=160, rows=40, home=tmp_path)
     try:
         terminal.wait_for("Prompt for both")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -212,6 +213,12 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
     return named
 
 
+def _stop(*_: object) -> None:
+    """End this process: a file that is being written under a name of its own is removed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    sys.exit()
+
+
 def main() -> None:
     os.nice(10)  # decoding goes first
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download))
@@ -220,8 +227,10 @@ def main() -> None:
     def end_with_input() -> None:
         while os.read(sys.stdin.fileno(), 1):
             pass
-        os._exit(0)
+        signal.pthread_kill(main_thread, signal.SIGTERM)  # to that thread: it may be waiting for the network
 
+    main_thread = threading.get_ident()
+    signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=end_with_input, name="input", daemon=True).start()
     try:
         path = fetch_model(progress)

@@ -156,7 +156,7 @@ class CachedFile:
         if named.exists() and named.samefile(content):
             return named
         named.parent.mkdir(parents=True, exist_ok=True)
-        fresh = named.parent / f".{self.file.etag}.{os.getpid()}"  # renamed in one step: others may read the cache
+        fresh = named.parent / f".{self.file.etag}"  # renamed in one step: others may read the cache
         fresh.unlink(missing_ok=True)
         is_blob, is_linked = content == self.blob, False
         try:

@@ -16,7 +16,7 @@ from cpuchat.base.errors import ModelNotFound
 from cpuchat.base.text import clean_line
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
-from cpuchat.models.engine_version import RECURRENT
+from cpuchat.models.engine_version import PINNED_VERSION, RECURRENT
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, model_files, model_size, read_header, vocabulary
 from cpuchat.models.heads import MAX_SIZE_DIFFERENCE
@@ -41,8 +41,8 @@ _KEPT = "why a draft model does not fit"
 
 
 def _pair(target: Path, draft: Path) -> Subject:
-    """Return two models as they are now. Raises OSError when a file does not exist."""
-    return Subject(model=tuple(stat_fingerprint(model_files(path)) for path in (target, draft)))
+    """Return two models as they are now, under the rule of this engine. Raises OSError when a file does not exist."""
+    return Subject(build=PINNED_VERSION, model=tuple(stat_fingerprint(model_files(path)) for path in (target, draft)))
 
 
 def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Compatibility:

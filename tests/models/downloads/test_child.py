@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -21,10 +23,9 @@ SIZE = len(CONTENT)
 class Child:
     """A running one, started for the site's order."""
 
-    def __init__(self, site: Site) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cpuchat.models.downloads.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+    def __init__(self, site: Site, *command: str) -> None:
+        command = command or ("-m", "cpuchat.models.downloads.child")
+        self.process = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.stdin.write(msgspec.json.encode(Download(order=site.order())) + b"\n")
@@ -64,6 +65,38 @@ def test_it_ends_with_whoever_started_it(site: Site, started: list[Child]) -> No
     child.stdin.close()
     assert child.reports()[-1].state == "running"
     assert site.part().stat().st_size == 500_000
+
+
+SLOW_COPY = """
+import pathlib, shutil, time
+from cpuchat.models.downloads.child import main
+shutil.copyfile = lambda _, copy: (pathlib.Path(copy).write_bytes(b"the beginning"), time.sleep(1000))
+main()
+"""
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "end of input", "SIGKILL"])
+def test_of_a_copy_that_was_not_finished_nothing_stays(
+    site: Site, started: list[Child], monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    site.fetch()  # its link holds the content, so that another name of it is a copy
+    files = site.files
+    site.put({NAME: CONTENT, "new.txt": b"new"})
+    site.files = files
+    monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
+    started.append(child := Child(site, "-c", SLOW_COPY))
+    copies = site.blobs.parent / "snapshots" / site.commit
+    while not (copies.is_dir() and [*copies.iterdir()]):
+        assert child.process.poll() is None
+        time.sleep(0.01)
+    if ending == "end of input":
+        child.stdin.close()
+    else:
+        child.process.send_signal(signal.SIGKILL if ending == "SIGKILL" else signal.SIGTERM)
+    child.process.wait()
+    if ending == "SIGKILL":  # the next one finds it
+        site.fetch()
+    assert [path.name for path in copies.iterdir()] == ([NAME] if ending == "SIGKILL" else [])
 
 
 def test_while_another_has_the_file_it_waits_and_says_so(site: Site, started: list[Child]) -> None:

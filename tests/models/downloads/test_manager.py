@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from pathlib import Path
 
@@ -155,6 +156,16 @@ async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(site: Site
     watched.downloads.resume(id)
     done = await watched.downloads.wait(id)
     assert (done.state, done.code, done.message) == ("done", "", "")
+    await watched.downloads.close()
+
+
+async def test_without_room_for_a_temporary_file_it_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(site)
+    with monkeypatch.context() as full:
+        full.setattr("tempfile.TemporaryFile", lambda: os.open("/nowhere/at/all", 0))
+        failed = await watched.downloads.wait(watched.start())
+    assert (failed.state, failed.code) == ("failed", "download_failed")
+    assert failed.message == "Cannot start the download process: No such file or directory."
     await watched.downloads.close()
 
 
