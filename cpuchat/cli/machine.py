@@ -166,9 +166,9 @@ def doctor(as_json: bool) -> int:
     name, size, model, setup = "", 0, list[Row](), chosen.engine
     if chosen.model.last:
         with contextlib.suppress(CpuchatError, OSError):
-            path = model_path(None, chosen)
-            name, size = path.name, model_size(path)
-            model = model_rows(path, chosen, Library(chosen.model.folders))
+            path, library = model_path(None, chosen), Library(chosen.model.folders)
+            name, size = library.alias(path) or path.name, model_size(path)
+            model = model_rows(path, chosen, library)
     spec = PlacementSpec(setup.cores, memory_policy=setup.memory_policy, threads=setup.threads)
     facts = gather_facts(
         spec, model=name, model_bytes=size, engine=engine, engine_error=engine_error, topology=topology,

@@ -97,7 +97,7 @@ def plan(
             return print_json(msgspec.to_builtins(found))
         limit = f" at {target:g} tok/s or more" if target is not None else ""
         click.echo(f"{on(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
-        echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
+        echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5), drop=(2, 5, 1))
         click.echo()
         echo_paragraph(
             f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."

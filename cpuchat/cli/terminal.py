@@ -169,9 +169,11 @@ def echo_paragraph(text: str, first: str = "", rest: str = "") -> None:
         click.echo(line)
 
 
-def echo_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Print `rows` as `present.table` aligns them."""
-    for line in table(rows, right):
+def echo_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), drop: Sequence[int] = ()) -> None:
+    """Print `rows` as `present.table` aligns them; on a terminal without the first of `drop` that it is too narrow
+    for."""
+    width = shutil.get_terminal_size((0, 24)).columns if sys.stdout.isatty() else 0
+    for line in table(rows, right, width, drop):
         click.echo(line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +41,7 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
     from cpuchat.bench.results import read_environment
     from cpuchat.bench.why import prove
     from cpuchat.cli.session import Session
+    from cpuchat.models.library.library import Library
     from cpuchat.present import why as words
 
     chosen = overridden(values)
@@ -53,6 +55,8 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
             return await prove(session.conversation)
 
     facts = asyncio.run(gather())
+    if alias := Library(chosen.model.folders).alias(path):  # as the lists have it
+        facts = dataclasses.replace(facts, model=msgspec.structs.replace(facts.model, name=alias))
     terminal.clear_progress()
     settings = words.rows(facts)
     environment = read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen)

@@ -206,7 +206,7 @@ class Comparison:
             if self.stopped:
                 for answer in new.answers:
                     answer.stop_reason = answer.stop_reason or "cancelled"  # also one that had not begun
-            if self.stopped and any(one.complete for one in turn.rounds):
+            if self.stopped and not new.complete and any(one.complete for one in turn.rounds):
                 turn.rounds.remove(new)  # what is finished stays
                 self.restore(self.turns)
             return new

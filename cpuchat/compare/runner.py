@@ -340,7 +340,7 @@ class Runner:
         self.settings = settings
         self.conversation = Conversation(settings=settings, backend=backend, store=None, library=library)
         self.conversation.output = Output(tokens=True)
-        self.conversation.logs_speed = False  # with other settings than the user's
+        self.conversation.logs_speed = not side.changes  # else with other settings than the user's
         self.failed: Failed | None = None
         self.model: ModelInfo | None = None
         self.n_prompts = 0

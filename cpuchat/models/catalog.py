@@ -324,7 +324,7 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
         left = [m for m in by_use["chat"] if m not in chat and m.year == first.year and m.params >= _MIN_FAST]
         reads = {model.id: predictions[model.id].bytes_per_token for model in (first, *left)}
         quick = sorted((m for m in left if _FASTER * reads[m.id] <= reads[first.id]), key=lambda m: reads[m.id])
-        enough = [m for m in quick if (predictions[m.id].tok_s or 0) >= _FAST]
+        enough = [m for m in quick if (predictions[m.id].low_tok_s or 0) >= _FAST]
         fast = max(enough, key=worth) if enough else next(iter(quick), None)
         long = [m for m in left if m is not fast and m.context > max(one.context for one in chat)]
         longest = max(long, key=lambda model: (model.context, worth(model)), default=None)
@@ -345,7 +345,7 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
         and _fits_well(prediction)
-        and (prediction.tok_s or 0) >= PACE
+        and (prediction.low_tok_s or 0) >= PACE
     )
 
 

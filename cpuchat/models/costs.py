@@ -1,4 +1,4 @@
-"""What passes cost on this machine, as the probe, chats and calibrations measured it.
+"""What passes cost on this machine, as the probe, answers (of chats and comparisons) and calibrations measured it.
 
 It belongs to the cores in use, a memory policy, a build of the engine and a version of the cost model. Of models that
 chats used, the calibrated pass over one token counts until an answer does.

@@ -67,6 +67,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 0
     scalar_types: frozenset[str] = frozenset()
 
+    @property
+    def rough(self) -> bool:
+        """Return whether speeds may be wrong by `telemetry.machine.ROUGH`: they follow from a bandwidth that is not
+        known well."""
+        return (self.estimated or self.at_least) and not self.fitted
+
     def factor_of(self, model: Path) -> float:
         """Return by how much longer the passes of a model take than by the profile: chats with it measured that; 1 for
         others."""

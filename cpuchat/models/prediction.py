@@ -13,7 +13,15 @@ from typing import Literal
 import msgspec
 
 from cpuchat.costs.model import ALIKE, bytes_read, pass_cost
-from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
+from cpuchat.models.fit import (
+    PROCESS_BYTES,
+    MemoryNeed,
+    draft_memory,
+    gigabytes,
+    kv_cells,
+    largest_context,
+    plan_memory,
+)
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.library.places import LocalModel
@@ -23,6 +31,7 @@ from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import ROUGH
 
 Fit = Literal["fits", "tight", "too large"]
 TOO_LARGE = "does not fit: weights would be read from disk"
@@ -30,9 +39,8 @@ TOO_SLOW = 1.0
 """tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 _MUCH = 0.02  # of a factor that a model has of its own, from which it is told
-# KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
-# for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
-_BESIDE_SHARE, _BESIDE_MAX = 0.2, 3_000_000_000
+_N_CTX = 8192  # of a load, unless the settings or the model say otherwise
+_BUFFERS, _MAX_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +91,13 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
     is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
     tokens in the context; `tok_s` is None if not known, as `limit_tok_s`, which reading memory allows, is where no
     bandwidth was measured or caches hold the weights. `basis` says what the speed is based on, or why there is none.
+    `low_tok_s` is the low end of the range of `tok_s`, equal to it where that is no rough estimate.
     `context_that_fits` is the longest context in tokens (0: not even a short one, or not known).
     """
 
     bytes_per_token: int
     tok_s: float | None = None
+    low_tok_s: float | None = None
     limit_tok_s: float | None = None
     basis: str = ""
     scalar_type: str = ""
@@ -157,14 +167,15 @@ def estimate(
     The other arguments are those of `typical_work`.
     """
     work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
-    return _judged(machine, _need_of(size, work), None, work, exact=False)
+    return _judged(machine, usual_need(size, work), None, work, exact=False)
 
 
 def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
     """Predict a model on this machine without opening its file: the speed by its header as the library has it, the
-    memory by its size."""
+    memory by its size and attention."""
     known, work = model.work is not None, local_work(model)
-    return _judged(machine, _need_of(model.size, work), None, work, factor=machine.factor_of(model.path),
+    need = usual_need(model.size, work, min(_N_CTX, model.n_ctx_train or _N_CTX))
+    return _judged(machine, need, None, work, factor=machine.factor_of(model.path),
                    exact=False, exact_work=known)  # fmt: skip
 
 
@@ -178,11 +189,15 @@ def local_work(model: LocalModel, id: str = "") -> ModelWork:
     return typical_work(max(model.size, 1), model.quantization, params=params, active=active, id=id)
 
 
-def _need_of(size: int, work: ModelWork) -> MemoryNeed:
-    """Return what a model with a file of `size` bytes usually needs."""
-    lazy = round(work.on_disk)
-    beside = min(round(_BESIDE_SHARE * (size - lazy)), _BESIDE_MAX)
-    return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES, reclaimable=lazy)
+def usual_need(size: float, work: ModelWork, n_ctx: int = _N_CTX, kv: float | None = None) -> MemoryNeed:
+    """Return what a model with a file of `size` bytes needs with a context of `n_ctx` tokens. `kv`: bytes of its KV
+    cache; None: as F16, of the attention of `work`."""
+    if kv is None:
+        n_ubatch = LoadOptions().n_ubatch
+        kv = sum(one.nbytes * kv_cells(one.window, n_ctx, n_ubatch) for one in work.attention)
+    buffers = PROCESS_BYTES + min(_BUFFERS * size, _MAX_BUFFERS)
+    kv, lazy = kv + work.state, round(work.on_disk)
+    return MemoryNeed(round(size), repack=0, kv=round(kv), compute=round(buffers), reclaimable=lazy, n_ctx=n_ctx)
 
 
 def _judged(
@@ -220,7 +235,9 @@ def _judged(
     is_limited = not machine.estimated and work.weight_bytes > machine.cache_bytes
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
     limit = reads / found.bytes_per_token if is_limited else None
-    return msgspec.structs.replace(found, tok_s=1 / (factor * cost.seconds), limit_tok_s=limit, basis=basis)
+    tok_s = 1 / (factor * cost.seconds)
+    low = (1 - ROUGH) * tok_s if machine.rough else tok_s
+    return msgspec.structs.replace(found, tok_s=tok_s, low_tok_s=low, limit_tok_s=limit, basis=basis)
 
 
 def spare_bytes(total: float) -> int:

@@ -44,12 +44,12 @@ from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import WORTH, gain
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
-from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory
+from cpuchat.models.fit import MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import TunedMachine, this_machine
-from cpuchat.models.prediction import TOO_LARGE, MemoryFit
+from cpuchat.models.prediction import TOO_LARGE, MemoryFit, usual_need
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.support import check_supported, scalar_type_of, scalar_types, why_slow
 from cpuchat.models.synthetic.model import SHAPES, header_of
@@ -434,7 +434,6 @@ ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 MAX_USERS = 1024
 """Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
 _USABLE = 0.95
-_BUFFERS, _MAX_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 
 
 class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -554,7 +553,9 @@ def make_plan(
     available = round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total)
     options = msgspec.structs.replace(options, n_ctx=n_ctx)
     need, draft_need = _need(machine, model, options, available), _draft_need(machine, draft, options)
-    memory = MemoryFit(need=need, draft_need=draft_need, available=available, total_memory=round(total))
+    memory = MemoryFit(
+        need=need, draft_need=draft_need, available=available, total_memory=round(total), exact=model.exact
+    )
     each = memory.need.kv + (draft_need.kv if draft_need is not None else 0)
     plan = CapacityPlan(
         machine=machine,
@@ -607,13 +608,7 @@ def _need(machine: MachineSpec, model: PlannedModel, options: LoadOptions, avail
     n_ctx = options.n_ctx
     if machine.id == HERE and model.path:
         return plan_memory(read_model(Path(model.path)), options, available)[0]
-    return MemoryNeed(
-        weights=round(model.size - model.work.on_disk),
-        repack=0,
-        kv=round(model.kv_bytes(n_ctx) + model.work.state),
-        compute=round(PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS)),
-        n_ctx=n_ctx,
-    )
+    return usual_need(model.size, model.work, n_ctx, model.kv_bytes(n_ctx))
 
 
 def _draft_need(machine: MachineSpec, draft: PlannedModel | None, options: LoadOptions) -> MemoryNeed | None:

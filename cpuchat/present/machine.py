@@ -158,7 +158,7 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
         return []
     measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
     (label, predicted), *limit = speed_rows(found, tuned.of(path).at_least)
-    rows = [("model", f"{header.name} {header.quantization}"), (label, measured)]
+    rows = [("model", f"{library.alias(path) or header.name} {header.quantization}"), (label, measured)]
     rows += [("predicted" if measured else label, predicted), *limit, ("needs", found.explained)]
     return [(label, clean_line(text)) for label, text in rows if text]
 

@@ -351,7 +351,7 @@ def doubt(machine: Machine | None) -> str:
         return ""
     if machine.profile is None:
         return f"no speeds: {machine.peak_source}"
-    rough = f"±{100 * ROUGH:.0f} %" if machine.estimated and not machine.fitted else "rough"
+    rough = f"±{100 * ROUGH:.0f} %" if machine.rough else "rough"
     return f"speeds are {rough} until measured: `cpuchat probe` (30 s)"
 
 
@@ -527,7 +527,7 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
             break
         if isinstance(outcome, str) or outcome.forecast.lossy or outcome.forecast.file_size >= source_size:
             continue
-        if verdict(outcome.prediction) == "fits" and (outcome.prediction.tok_s or PACE) >= PACE:
+        if verdict(outcome.prediction) == "fits" and (outcome.prediction.low_tok_s or PACE) >= PACE:
             return name
     return ""
 

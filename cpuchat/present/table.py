@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from cpuchat.base.text import clean_line
 
 
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Align the cells of `rows` in columns; the columns whose numbers are in `right` are right-aligned.
+def table(
+    rows: Sequence[Sequence[str]], right: Sequence[int] = (), width: int = 0, drop: Sequence[int] = ()
+) -> list[str]:
+    """Align the cells of `rows` in columns; the columns whose numbers are in `right` are right-aligned. Where lines are
+    longer than `width` (0: any length), those of `drop` are left out, one by one; but
+    not for a last cell that is too long anyway, such as a path.
 
     Cells are cleaned of control characters and keep their indentation. A column that is empty in all rows but the
     first (the headings) is left out.
@@ -17,6 +21,13 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
     cells = [[cell[: len(cell) - len(cell.lstrip(" "))] + clean_line(cell) for cell in row] for row in rows]
     used = [n for n, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
     widths = {n: max(len(row[n]) for row in cells) for n in used}
+    if width and used:
+        last, others = used[-1], sum(widths[n] + 2 for n in used[:-1] if n not in drop)
+        possible = [length for row in cells if (length := len(row[last])) + others <= width]
+        needed = {**widths, last: max(possible, default=0)}
+        for column in drop:
+            if sum(needed[n] + 2 for n in used) - 2 > width:
+                used = [n for n in used if n != column]
     return [
         "  ".join(row[n].rjust(widths[n]) if n in right else row[n].ljust(widths[n]) for n in used).rstrip()
         for row in cells

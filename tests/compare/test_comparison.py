@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side
 from cpuchat.config.settings import Settings
-from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, LoadProgress, TextDelta
+from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS
 from tests.support.cores import ON_ONE_CPU
 
 pytestmark = pytest.mark.slow
@@ -86,6 +86,13 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     assert third.answers[1].timings.prompt_n > a.timings.prompt_n  # it continues
     assert [len(turn.rounds) for turn in comparison.turns] == [2, 1]
 
+    def stop_late(side: int, event: AnyEvent) -> None:
+        comparison.stopped |= side == 1 and isinstance(event, GenerationFinished)
+
+    comparison.tell = stop_late
+    late = await comparison.ask(PROMPT)
+    assert late.complete and comparison.turns[-1].rounds == [late]  # both had ended
+
     stops: list[object] = []
 
     def stop(side: int, event: AnyEvent) -> None:
@@ -98,10 +105,15 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     assert stopped.answers[0].content and not stopped.answers[1].content
     assert stopped.stopped and all(answer.stop_reason == "cancelled" for answer in stopped.answers)
 
-    # Speeds of a comparison are not remembered as those of the model.
-    models = [model for model in Library([]).local_models() if model.source == "demo"]
-    assert models and all(model.measured_tok_s == 0 for model in models)
-    assert usage.usages()  # but that they were loaded
+    # Their undisturbed answers tell of the models as those of chats do.
+    measured = {model.alias: model.measured_tok_s for model in Library([]).local_models()}
+    for side, name in enumerate(("demo", "demo-q4")):
+        rates = [0.0] + [
+            timings.predicted_per_second or 0.0 for one in (first, second, third, late, stopped)
+            if (timings := one.answers[side].timings) and timings.predicted_n >= MIN_TOKENS
+            and (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT
+        ]  # fmt: skip
+        assert measured[name] == rates[-1]
 
 
 async def test_a_side_that_is_killed_or_does_not_load_keeps_the_other(

@@ -122,6 +122,18 @@ def test_the_catalog_is_predicted_as_it_is_planned() -> None:
                 assert expected.tok_s == pytest.approx(plan.tok_s.value), entry.id
 
 
+def test_the_catalog_takes_the_memory_that_is_planned() -> None:
+    planned = MachineSpec(
+        id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(900),
+        measured=Figure(60),
+    )  # fmt: skip
+    for entry in load_catalog().models:
+        if entry.sizes:
+            plan = make_plan(planned, from_catalog(entry), PlannedWorkload())
+            assert plan.memory.need == estimate_entry(entry, MACHINE).need, entry.id
+            assert "≈" in plan.memory.explained
+
+
 def test_what_is_not_known_is_none_and_says_how_to_get_it() -> None:
     unknown = msgspec.structs.replace(MACHINE, profile=None, peak_source="not measured: `cpuchat probe` does")
     for seen in (predict(header_of("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):

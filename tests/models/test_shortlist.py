@@ -54,6 +54,11 @@ def test_each_model_is_in_one_place_and_those_that_suit_fit_and_keep_up_with_rea
             assert predictions[one.id].verdict == "fits" and (predictions[one.id].tok_s or 0) >= PACE
         for one in found.unsuitable:
             assert predictions[one.id].verdict == "too large" or predictions[one.id].too_slow
+        for doubt in ({"estimated": True}, {"at_least": True}):  # then the low end of the range counts
+            rough, _ = judged(catalog, msgspec.structs.replace(where, **doubt))
+            assert all((predictions[one.id].tok_s or 0) >= 2 * PACE for one in rough.suits)
+            rough, _ = judged(catalog, msgspec.structs.replace(where, fitted=True, **doubt))
+            assert names(rough.suits) == names(found.suits)
 
 
 def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:

@@ -191,7 +191,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         (*_row(model, expected.get(model.id), here, recommended), head_column(usual_head(model, machine)))
         for model in found
     ]
-    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S", "HEAD"), *rows], right=(1, 2, 4))
+    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S", "HEAD"), *rows], right=(1, 2, 4), drop=(5, 1, 2))
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {gigabytes(machine.available)} GB that are free now.",
         "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
@@ -224,7 +224,7 @@ def _row(
     own = here.get(model.id, {}).get(model.quantization, 0)
     about = "" if own or model.quantization in model.verified else "≈ "
     n_bytes = f"{about}{size(own or round(1e9 * model.sizes[model.quantization]))}" if own or model.size else ""
-    speed = units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
+    speed = f"≈{units.about(expected.tok_s)}" if expected is not None and expected.tok_s is not None else ""
     return model.id + marks, params, n_bytes, verdict(expected), speed
 
 

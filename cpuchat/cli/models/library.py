@@ -160,7 +160,8 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
 
 
 _LIST_EPILOG = """The last column is what --model takes. tok/s is the last measured plain decoding speed; ≈ marks a
-prediction. Any part of a name that no other model has will do, too: `qwen`, `qwen2.5-coder:q8_0`. Folders of yours are
+prediction. PARAMS counts all tensors of a file: some have the token embeddings twice, such as many of Qwen2.5 0.5B
+(630M). Any part of a name that no other model has will do, too: `qwen`, `qwen2.5-coder:q8_0`. Folders of yours are
 searched when config.toml names them:
 
 \b
@@ -195,7 +196,7 @@ def list_models(as_json: bool) -> None:
         click.echo(f"cpuchat: {paths.shown(folder)} belongs to another user and cannot be read.", err=True)
     names = [shown_name(group) for group in groups for _ in group]
     rows = [_row(model, name, spec, tuned) for model, name, spec in zip(found, names, specs, strict=True)]
-    echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
+    echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6), drop=(7, 4, 1, 2, 0, 3, 5))  # --model names them, too
     if words := doubt(machine):
         click.echo(f"cpuchat: ≈ {words}", err=True)
 

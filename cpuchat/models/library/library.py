@@ -128,6 +128,11 @@ class Library:
         """Return the model whose first file is `path`, wherever that is; None when it is something else."""
         return self._summaries.model(LocalFile(path=path, source="folder", root=path.parent))
 
+    def alias(self, path: Path) -> str:
+        """Return the name by which Ollama keeps a model, whose file has none; "" for others."""
+        stores = ollama_models((*ollama_stores(), *self.folders))
+        return next((model.alias for model in stores if model.path == path), "")
+
     def in_folder(self, folder: Path) -> list[LocalModel]:
         """Return the models below `folder`, which need not be one of the user's: of very many, some."""
         found = [

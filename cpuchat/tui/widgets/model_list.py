@@ -213,11 +213,13 @@ class ModelList(ScrollView, can_focus=False):
                 line.align("right" if row.columns else "left", width)
                 return line
             pieces = chop_cells(name.plain, width)
-            start = sum(map(len, pieces[:part]))
-            return name[start : start + len(pieces[part])]
+            start, is_last = sum(map(len, pieces[:part])), part == len(pieces) - 1
+            name, room = name[start : start + len(pieces[part])], width if is_last else 0
         tag = f" {clean_line(row.tag)}" if row.tag else ""
         if name.cell_len + cell_len(tag) <= room:  # a part of a word would tell nothing
             name.append(tag, dim)
+        if height > 1:
+            return name
         if row.columns is None and 2 * cell_len(beside) > width:  # only short ones are aligned, like columns
             return name.append(f"  {beside}", dim)
         name.truncate(room, pad=True)

@@ -27,7 +27,7 @@ def test_all_are_listed_with_what_fits() -> None:
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line for line in done.stdout.split("\n\n")[0].splitlines()[1:]}
     assert set(rows) == {model.id for model in load_catalog().models}
-    assert rows["qwen2.5-0.5b-instruct"].split()[-2] == "fits" and float(rows["qwen2.5-0.5b-instruct"].split()[-1])
+    assert rows["qwen2.5-0.5b-instruct"].split()[-2] == "fits" and rows["qwen2.5-0.5b-instruct"].split()[-1][0] == "≈"
     assert rows["kimi-k2.5"].endswith("too large") or total_bytes() > 600e9
     some = run("models", "catalog", "qwen3", "8b").stdout
     assert "\nqwen3-8b " in some and "llama" not in some

@@ -49,8 +49,9 @@ def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model
     library = Library()
     for name in ("qwen2.5-coder:7b", "Coder:7b", "qwen2.5-coder", "qwen2.5-coder:q8_0"):
         assert library.resolve(name).parent == store / "blobs"
+        assert library.alias(library.resolve(name)) == "qwen2.5-coder:7b"  # no hash is shown
     for name in ("lmstudio-community/Qwen2.5-7B-Instruct-GGUF", "ggml-org/gemma-3-4b-it-GGUF:Q8_0"):
-        assert library.resolve(name).name.endswith("Q8_0.gguf")
+        assert library.resolve(name).name.endswith("Q8_0.gguf") and not library.alias(library.resolve(name))
     [one] = [m for m in library.local_models() if m.alias == "qwen2.5-coder:7b"]
     assert library.verify(one).state == "verified"
     refused = {library.deletion(m).refused for m in library.local_models() if m.source != "folder"}

@@ -71,6 +71,8 @@ async def test_a_figure_that_comes_moves_nothing_else_and_narrow_lists_keep_it()
         first, fourth = listed[1], listed[5]
         assert all(part in first for part in ("first", "Q8_0", "1.6 GB", "31.2 tok/s")) and "loaded" not in first
         assert "fourth code" in fourth and "47 GB" in fourth and fourth.endswith("too large")
+        long = ListRow("e", "◌", "a name that is longer than a part of a line", rows[1].columns, tag="code")
+        assert lines(await shown(pilot, [long]))[0] == f"◌ {long.name} code"  # beside the figures below
         await pilot.resize_terminal(44, 10)
         first = lines(await shown(pilot, rows))[1]
         assert "first" in first and "Q8_0" in first and first.endswith("31.2 tok/s")
