@@ -91,12 +91,13 @@ def _request(path: Path) -> Path:
     return path.with_name(f"{path.name}.salvage")
 
 
-def salvage(path: Path, inode: int) -> str:
-    """Replace a damaged file by a new one with everything that can be read; returns the message for the user. `inode`:
-    of the damaged file. If another process has replaced it, nothing happens, and "" is returned. Raises ChatsDamaged:
-    another program has it open, the new file cannot be written, or the old one not be moved; it is unchanged.
+def salvage(path: Path, inode: int, *, is_earlier: bool = False) -> str:
+    """Replace a damaged file, or one of an earlier version (`is_earlier`), by a new one with everything that can be
+    read; returns the message for the user. `inode`: of the old file. If another process has replaced it, nothing
+    happens, and "" is returned. Raises ChatsDamaged: another program has it open, the new file cannot be written, or
+    the old one not be moved; it is unchanged.
     """
-    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    aside = path.with_name(f"{path.name}.{'earlier' if is_earlier else 'damaged'}-{time.strftime('%Y%m%d-%H%M%S')}")
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
         with contextlib.ExitStack() as cleanup:
@@ -128,6 +129,8 @@ def salvage(path: Path, inode: int) -> str:
     counts = f"{plural(n_chats, 'chat')} with {plural(n_messages, 'message')}"
     found = f"Recovered {counts}" if n_chats else "Nothing could be recovered"
     lost = f", without {plural(n_lost, 'message')} of an unknown role" if n_lost else ""
+    if is_earlier:
+        return f"The chat database was of an earlier version. Kept {counts}{lost}; the old file is now {aside}."
     return f"The chat database was damaged. {found}{lost}; the damaged file is kept as {aside}."
 
 
@@ -269,7 +272,7 @@ class Database:
             except (sqlite3.Error, OverflowError, UnicodeError) as error:
                 if not is_damage(error):
                     raise
-                notice = salvage(path, inode)
+                notice = salvage(path, inode, is_earlier=isinstance(error, schema.EarlierLayout))
                 self._db = self._opened()
             self._notices += [notice] if notice else []
         except (OSError, OverflowError, UnicodeError, sqlite3.Error) as error:

@@ -82,6 +82,10 @@ class UnexpectedLayout(sqlite3.DatabaseError):
     """Raised when the tables match no version, or a page of them is damaged."""
 
 
+class EarlierLayout(UnexpectedLayout):
+    """Raised when the tables were made by an earlier version."""
+
+
 def make_tables(db: sqlite3.Connection) -> None:
     """Create the tables in an empty file. Another instance may do the same at the same time.
 
@@ -111,7 +115,7 @@ def make_tables(db: sqlite3.Connection) -> None:
             for statement in TABLES.values():
                 db.execute(statement)
         elif not _is_ours(db):
-            raise UnexpectedLayout("unknown table layout")
+            raise (EarlierLayout if 0 < version < VERSION else UnexpectedLayout)("unknown table layout")
         db.execute(f"PRAGMA user_version = {VERSION}")
 
 

@@ -93,14 +93,21 @@ SERVER_PHASES = ("connecting", "waiting")
 _SERVER_LOADS = "the server is loading the model"
 
 
+def percent_done(share: float) -> str:
+    """Return whole percents, cut off: the same wherever progress is shown."""
+    return str(int(100 * min(1.0, share) + 1e-9))
+
+
 def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
     """Format the state line of a load; the percentage keeps its width. `skips`: Esc skips the calibration."""
-    share = f"{int(100 * min(1.0, event.done / event.total)):3d} %" if event.total > 1 else ""  # one step has no share
+    share = f"{percent_done(event.done / event.total):>3} %" if event.total > 1 else ""  # one step has no share
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
         return f"loading · calibrating drafts{' · Esc skips' if skips else ''} {share}".rstrip()
-    return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
+    phase, _, draft = event.phase.partition(" ")
+    what = f"{'draft model, ' if draft else ''}{_PHASES.get(phase, phase)}"
+    return f"loading {name} · {what} {share}".rstrip()
 
 
 def prefill_progress(event: PrefillProgress, left_s: float | None = None) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
@@ -19,6 +20,10 @@ from cpuchat.protocol.messages import ToolStep
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
+
+if TYPE_CHECKING:
+    from cpuchat.models.library.library import Library
+    from cpuchat.models.machine import Machine
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -100,15 +105,16 @@ _BYTES_OF_4B = round(4e9 * 4.85 / 8)
 
 @dataclass(frozen=True)
 class Welcome:
-    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed (where
-    known) of the recommended model, "" where none is."""
+    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: the user's own models, and the
+    one that Enter loads in the list of models; without any, name, size and speed (where known) of the recommended
+    model, "" where none is."""
 
     machine: str = ""
     model: str = ""
 
 
-def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
-    """Read the topology, the measured bandwidth and the catalog: tens of milliseconds, in a thread."""
+def welcome(settings: Settings, loaded: ModelInfo | None, library: Library | None = None) -> Welcome:
+    """Read the topology, the measured bandwidth, the models of the library and the catalog: call it in a thread."""
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.catalog import estimates, load_catalog, ranked
     from cpuchat.models.machine import this_machine
@@ -121,6 +127,8 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
         about = "≈" if machine.estimated else "at least " if machine.at_least else ""
         parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
+    if library is not None and (own := _own_models(library, machine)):
+        return Welcome(" · ".join(parts), own)
     models = load_catalog().on(machine).models
     predictions = estimates(models, machine)
     best = next(iter(ranked(models, predictions).suits), None)
@@ -129,4 +137,20 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     tok_s = predictions[best.id].tok_s
     about = [best.name, f"{best.quantization} {units.size(best.size)}"]
     about += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
-    return Welcome(" · ".join(parts), " · ".join(about))
+    return Welcome(" · ".join(parts), f"Recommended: {' · '.join(about)}")
+
+
+def _own_models(library: Library, machine: Machine) -> str:
+    """Return `3 models of yours · Ctrl+O, Enter: qwen2.5-coder:1.5b`, the one that the list of models selects while
+    the demo is loaded; "" without any that fits."""
+    from cpuchat.models.library.places import grouped, only_drafts, shown_name
+    from cpuchat.models.prediction import estimate_local
+
+    here = [group for group in grouped(library.local_models()) if not (group[0].damaged or only_drafts(group[0]))]
+    here = [group for group in here if group[0].source != "demo"]
+    pairs = ((one, group) for group in here for one in group)
+    one, group = next((pair for pair in pairs if estimate_local(pair[0], machine).verdict != "too large"), (None, []))
+    if one is None:
+        return ""
+    name = f"{shown_name(group)} {one.quantization if len(group) > 1 else ''}".rstrip()
+    return f"{plural(len(here), 'model')} of yours · Ctrl+O, Enter: {clean_line(name)}"

@@ -13,6 +13,7 @@ from cpuchat.compare.agreement import Agreement, UnlikelyWord
 from cpuchat.compare.choice import choose
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import (
+    MAX_REACHED,
     MIN_ROUNDS,
     ComparisonFigures,
     ComparisonRow,
@@ -109,6 +110,8 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "", wait: str = 
             return f"{fast} {read}is {speed} as fast. Both fit in the L3 cache: memory bandwidth is not the limit."
         case "settings":
             return f"{fast} is {speed} as fast as {slow}."
+        case "other limit" if share < 1 and found.reached > MAX_REACHED:
+            return f"{fast} reads {_bytes(share)} and is {speed} as fast: more than fewer bytes alone can explain."
         case "other limit":
             return f"{fast} reads {_bytes(share)} and is {speed} as fast: memory is not what limits it."
     reached = f"{100 * found.reached:.0f} % of" if found.reached < 0.995 else "all of"
@@ -179,8 +182,9 @@ def choice(comparison: Comparison, turn: Turn) -> tuple[int, list[str]] | None:
     share = brief_agreement(agreed).partition(" (")[0] if agreed is not None else ""
     words = f"{share} of the same words on this answer".removeprefix("100 % of ") if share else ""
     hard = f"{one_in(files.hard)} differs on hard text" if files.hard is not None else ""
-    precise = comparison.sides[files.larger].quantization.upper() in PRECISE
-    own = "the original's words" if precise else "closer to the original's words"
+    kind = comparison.sides[files.larger].quantization.upper()
+    own = "the original's words" if kind in PRECISE else "closer to the original's words"
+    own = f"nearly {own}" if kind == "Q8_0" else own  # it may have been made from any file
     memory = f"{units.size(abs(files.memory))} of memory"
     lost = "; ".join(filter(None, (words, hard or "`cpuchat quality` measures hard text")))
     if take != files.larger:

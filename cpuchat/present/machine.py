@@ -50,6 +50,7 @@ class Now:
     """
 
     model: ModelInfo | None = None
+    loading: bool = False
     engine: EngineInfo | None = None
     placement: Residency | None = None
     placed: bool = False
@@ -265,7 +266,7 @@ def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str
 
 def _weights(now: Now) -> str:
     if now.model is None:
-        return "no model loaded"
+        return "loading…" if now.loading else "no model loaded"
     if not now.placed and now.engine is not None:
         return "checking…"
     words = now.placement.words() if now.placement is not None else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _shared(plan: CapacityPlan) -> Lines:
     together = f"{rates(plan.shared_tok_s)} tok/s together"
     found = [("users", f"{users.value:.0f} ({span}) at {tok_s:g} tok/s each, {together}{limit}")]
     if users.value >= 2:
-        found.append(("", "with llama-server or vLLM: cpuchat decodes one chat at a time"))
+        found.append(("", f"with `cpuchat serve --parallel`, up to {MAX_PARALLEL} at once, or llama-server or vLLM"))
     return found
 
 

@@ -349,7 +349,8 @@ class ShuttingDown(Event, frozen=True):
 
 class LoadProgress(Event, frozen=True):
     """`done` of `total` of the current `phase`: bytes while "reading" and "preparing", measurements while
-    "calibrating", types of weights while "measuring" kernels, one step while "warming"."""
+    "calibrating", types of weights while "measuring" kernels, one step while "warming". Phases of a draft model, which
+    follow those of the target, end in " draft"."""
 
     phase: str
     done: int

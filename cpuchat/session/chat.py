@@ -18,6 +18,7 @@ from cpuchat.protocol.messages import (
     ContextTrimmed,
     Failed,
     GenerationFinished,
+    LoadProgress,
     ModelLoaded,
     Tool,
     ToolCall,
@@ -232,12 +233,20 @@ class ChatSession:
                         self.listen(events.Changed("question"))
                     last = event
                     self.listen(event)
+                    if self._skips_calibration(event):
+                        await self.stop()
         except CpuchatError as error:
             if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
                 self.listen(events.MessagesChanged())
             last = Failed.of(error)
             self.listen(last)
         return last
+
+    def _skips_calibration(self, event: AnyEvent) -> bool:
+        """Return whether to skip the calibration of the load that runs: a message waits for it."""
+        is_calibration = isinstance(event, LoadProgress) and event.phase == "calibrating" and event.done < event.total
+        is_stopping = self.conversation.activity.is_stopping
+        return is_calibration and bool(self.queue) and self.activity is Activity.LOADING and not is_stopping
 
     # Models
 

@@ -182,7 +182,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def on_mount(self) -> None:
         of_themes = [f"{file.name}: {reason}" for file, reason in self._own_themes.problems.items()]
         if (wanted := self.conversation.settings.ui.theme) not in (themes.AUTO, *self.available_themes):
-            of_themes.append(f"no theme named “{wanted}”")
+            names = ", ".join((themes.AUTO, *sorted(self.available_themes)))
+            of_themes.append(f"no theme named “{wanted}”. Choose one of {names}.")
         of_settings = [f"config.toml: no setting named {key}" for key in unknown_keys()]
         for title, problems in (
             ("Themes skipped", of_themes), ("Keys skipped", self._own_keys.problems), ("Settings skipped", of_settings)

@@ -61,6 +61,7 @@ class HelpScreen(Dismissable[None], keys="help"):
     def __init__(self, offered: Sequence[keys.Key] = keys.KEYS, here: Collection[str] = ()) -> None:
         super().__init__()
         near = [key for key in offered if key.id in here and key.keys]
+        near.sort(key=lambda key: key.place == "app")
         rest = [key for key in offered if key not in near]
         *blocks, tips = figures()
         self.sections: list[Section] = [*key_sections(near), *blocks, *key_sections(rest), tips]

@@ -26,7 +26,7 @@ TABS: dict[str, str] = {
     "Sampling": "Empty: the model's recommendation.",
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",
-    "Speech": "Ctrl+S reads answers aloud.",
+    "Speech": "Ctrl+S in the chat reads answers aloud.",
     "Appearance": "Keys: keymap.toml, your own themes: .toml files in themes, both beside config.toml.",
 }
 """Tabs in order, each with a note ("" for none)."""
@@ -68,8 +68,8 @@ class SettingsScreen(FormScreen[Settings | None], keys="settings"):
         self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
 
     def facts(self, row: SettingRow) -> list[str]:
-        """Return range, default and source; the help too where it has no room beside the field."""
-        field, facts = row.field, [] if self.has_class("-wide") else [row.text_beside]
+        """Return range, default and source; the help too where it has no room beside the field, or is cut there."""
+        field, facts = row.field, [row.text_beside] if row.is_cut or not self.has_class("-wide") else []
         if field.limits:
             facts.append(field.limits)
         facts.append(row.unset if "default" in row.unset else f"default {row.unset or field.default_shown}")

@@ -302,8 +302,8 @@ def test_a_file_of_another_layout_is_read_in_order_and_set_aside(path):
            "ALTER TABLE chats DROP COLUMN own", "PRAGMA user_version = 3")  # fmt: skip
     store = ChatStore(path)
     (notice,) = store.take_notices()
-    (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
-    assert "2 chats with 4 messages" in notice and str(aside) in notice
+    (aside,) = path.parent.glob("chats.db.earlier-*[0-9]")
+    assert "of an earlier version. Kept 2 chats with 4 messages" in notice and str(aside) in notice
     second, first = store.chats()
     for chat, title in ((first, "First"), (second, "Second")):
         assert [one.content for one in store.messages(chat.id)] == [f"Question about {title}", f"Answer about {title}"]

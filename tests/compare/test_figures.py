@@ -132,16 +132,18 @@ async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is
         return found[1] if found else None
 
     first, second = lines(37.0, 25.0) or []
-    why = "(Q4_K_M takes more arithmetic on this CPU), the original's words, +"
+    why = "(Q4_K_M takes more arithmetic on this CPU), nearly the original's words, +"
     assert first.startswith(f"Take Q8_0 here: 1.48× as fast {why}") and first.endswith(" of memory.")
     assert second.startswith("Q4_K_M if memory is short: 97 % of the same words on this answer; ")
     first, second = lines(25.0, 37.0) or []
     assert "Take Q4_K_M here: 1.48× as fast (a token reads 40 % fewer bytes), 97 % of the same words" in first
-    assert second.startswith("Q8_0 if every word counts: the original's words")
+    assert second.startswith("Q8_0 if every word counts: nearly the original's words")
     first, second = lines(25.0, 37.0, share=0.7) or []
-    assert first.startswith("Take Q8_0 here: the original's words, +")
+    assert first.startswith("Take Q8_0 here: nearly the original's words, +")
     assert second.startswith("Q4_K_M if speed matters more: 1.48× as fast, 70 % of the same words")
-    assert (lines(25.0, 25.1, n_rounds=12) or [""])[0].startswith("Take Q8_0 here: as fast, the original's words")
+    assert (lines(25.0, 25.1, n_rounds=12) or [""])[0].startswith(
+        "Take Q8_0 here: as fast, nearly the original's words"
+    )
     assert "Take Q8_0 here: speeds too close to tell (" in str(lines(25.0, 25.5, n_rounds=3))
     assert lines(25.0, 25.5) is None  # more rounds may tell
 
@@ -175,4 +177,4 @@ def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
     assert compare.failures(done, NAMES) == ["Q4_K_M: The worker crashed. Try again."]
     idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]  # bytes are no reason then
     text = said(a_round(answered(idle[0], 25.0), answered(idle[1], 48.0)))
-    assert text == "Q4_K_M reads 40 % fewer bytes and is 1.92× as fast: memory is not what limits it."
+    assert text == "Q4_K_M reads 40 % fewer bytes and is 1.92× as fast: more than fewer bytes alone can explain."

@@ -16,6 +16,7 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library import usage
+from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Tuned, TunedSettings, this_machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
@@ -31,7 +32,7 @@ from cpuchat.planner.plan import (
     models_here,
     usual_draft,
 )
-from cpuchat.present.chats import welcome
+from cpuchat.present.chats import Welcome, welcome
 from cpuchat.present.plan import doubt, lines
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, probe, two_cores
@@ -114,7 +115,9 @@ def test_a_plan_is_as_wide_as_the_bandwidth_is_uncertain(
     assert plan.machine.decode_gbs("low") == pytest.approx(low * plan.machine.decode_gbs("value"), rel=0.01)
     assert plan.machine.decode_gbs("high") == pytest.approx(high * plan.machine.decode_gbs("value"), rel=0.01)
     assert re.match(decoding, lines(plan)[2][1]) and said in doubt(plan.machine)
-    assert ("at least 40 GB/s" in welcome(Settings(), None).machine) == (share == 0.14)
+    shown, with_own = (welcome(Settings(), None, Library(one, tmp_path / "hub")) for one in ([], [tmp_path]))
+    assert ("at least 40 GB/s" in shown.machine) == (share == 0.14) and shown.model.startswith("Recommended: ")
+    assert with_own == Welcome(shown.machine, "1 model of yours · Ctrl+O, Enter: synthetic tiny Q8_0")
     own = msgspec.structs.replace(from_header(read_model(small)), n_ctx_train=2048)
     assert machine.of().fitted is None and machine.of(own).fitted is not None
     for n_ctx, tokens in ((8192, 2048), (16384, 16384)):  # that of a load, and one that was asked for

@@ -33,7 +33,10 @@ from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 
 HANG_GUARD = 180.0
 WIDE, SMALL = (120, 40), (80, 24)
-WELCOME = Welcome("8 cores · 51 GB/s · a 4B model runs at about 15 tok/s here", "Qwen3 8B · Q4_K_M 5.0 GB · ≈7.9 tok/s")
+WELCOME = Welcome(
+    "8 cores · 51 GB/s · a 4B model runs at about 15 tok/s here",
+    "Recommended: Qwen3 8B · Q4_K_M 5.0 GB · ≈7.9 tok/s",
+)
 
 
 class RunningApp:

@@ -198,6 +198,7 @@ async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter
         for opened, own in (("", "Send the message"), ("f12", "Load the model in this placement")):
             await app.press(*filter(None, (opened, "f1")))
             await app.opens(HelpScreen)
+            assert own in [text for _, text, _ in app.app.screen.sections[0][1]]
             await app.shows(own)
             await app.press(*"temperature")
             await app.until(lambda own=own: "Change settings" in app.screen_text and own not in app.screen_text)

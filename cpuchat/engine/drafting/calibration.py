@@ -72,7 +72,8 @@ def measure(
     """
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
     overlapped = [n for n in _OVERLAP_POINTS if n in points]
-    total = ((0 if of_target else len(points)) + (len(overlapped) if thread else 0)) * _ROUNDS
+    of_draft = (1 if draft is not None else 0) + (len(overlapped) if thread else 0)
+    total = ((0 if of_target else len(points)) + of_draft) * _ROUNDS
     n_threads = target.pool.n_threads
     draft_ms = read_ms = 0.0
     overlap = None
@@ -88,6 +89,7 @@ def measure(
             sequence, waits = draft.sequence, CpuWait(n_threads)
             draft_ms, read_ms = thread.run(lambda: _draft_costs(sequence)) if thread else _draft_costs(sequence)
             quiet = (waits.share() or 0.0) <= MAX_CPU_WAIT
+            done += _ROUNDS
             if thread is not None:
                 overlap, quiet = _overlapped(
                     target, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3

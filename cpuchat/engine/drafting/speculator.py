@@ -304,12 +304,16 @@ def _load_draft(
     if not command.options.draft_path or not target.sequence.max_draft:
         return None
     path = Path(command.options.draft_path)
+
+    def tell(phase: str, done: int, total: int) -> None:
+        on_progress(f"{phase} draft", done, total)
+
     try:
         header = read_model(path)
         if kind := require_head(target.header, header):
             if command.draft_cpus:
                 notes.append("A draft head computes on the cores of its model, one after the other.")
-            return target.open_head(header, kind, on_progress, max(available, 0))
+            return target.open_head(header, kind, tell, max(available, 0))
         verdict = check_pair(target.header, header)
         if not verdict.ok:
             notes.append(f"No draft model: {verdict.reason}")
@@ -318,9 +322,7 @@ def _load_draft(
         options = msgspec.structs.replace(
             command.options, n_ctx=min(target.sequence.n_ctx, trained), draft_path="", parallel=1
         )
-        draft = Model.load(
-            path, options, target.pool, on_progress=on_progress, abort=abort, available=max(available, 0)
-        )
+        draft = Model.load(path, options, target.pool, on_progress=tell, abort=abort, available=max(available, 0))
     except Interrupted:
         raise
     except CpuchatError as error:

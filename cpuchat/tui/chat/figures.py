@@ -100,16 +100,11 @@ def _progress(figures: ChatFigures) -> float | None:
     return figures.load_fraction if figures.phase == "loading" else None
 
 
-def _percent_done(share: float) -> str:
-    """Return whole percents, cut off as in the status line."""
-    return str(int(100 * share + 1e-9))
-
-
 def _headline(frame: Frame) -> tuple[str, str, str]:
     """Return the number that matters now, its unit and its style; without one "", and the state in words."""
     figures = frame.figures
     if (share := _progress(figures)) is not None:
-        return f"{_percent_done(share)}%", "", "now"
+        return f"{words.percent_done(share)}%", "", "now"
     unit = f" tok/s{frame.approximately}"
     if figures.live_tok_s.value is not None:
         return units.rate(figures.live_tok_s.value), unit, "now"
@@ -327,7 +322,7 @@ def one_line(frame: Frame) -> Line:
     if (share := _progress(frame.figures)) is not None:
         head, tail = (
             _read(frame) or frame.item("loading", ""),
-            _pace(frame) or frame.item("", f"{_percent_done(share)} %"),
+            _pace(frame) or frame.item("", f"{words.percent_done(share)} %"),
         )
         space, room = frame.item(" ", ""), frame.width - _cells(head) - _cells(tail) - 2
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]

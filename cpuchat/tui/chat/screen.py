@@ -224,7 +224,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                 self.reader.stop()
         else:
             self.figures.stop()
-            self._pane.show_welcome()
+        self._pane.show_welcome()
         self._pane.show_options()
         self._transcript.show_title()
         self.refresh_bindings()

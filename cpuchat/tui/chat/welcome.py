@@ -51,7 +51,7 @@ class WelcomePane(Static):
         services = self._services
         if self._about == Welcome():
             self._about = await run_in_daemon_thread(
-                lambda: services.describe_machine(services.settings, services.conversation.model)
+                lambda: services.describe_machine(services.settings, services.conversation.model, services.library)
             )
             self._draw()
 
@@ -71,10 +71,9 @@ class WelcomePane(Static):
         lines = [line.pad_right(width - line.cell_length) for line in lines]
         if CODE not in self._questions:
             lines = [Content(WHAT), Content(""), *lines]
-        if self._about.machine:
-            lines += [Content(""), Content(self._about.machine)]
-        if self._about.model:
-            lines.append(Content(f"Recommended: {self._about.model}"))
+        # Lines that are being read keep their places. With a model of one's own loaded, no other is named.
+        about = (self._about.machine, *([self._about.model] if CODE not in self._questions else []))
+        lines += [Content(""), *map(Content, about)]
         if is_first:
             keys = "1 to 3, then Enter · Ctrl+O your own model · F1 help"
         else:

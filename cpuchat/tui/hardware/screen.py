@@ -34,6 +34,7 @@ from cpuchat.measure.peak import known_of
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.activity import Activity
 from cpuchat.session.placement import PlacementChange
 from cpuchat.tui.hardware.panels import FactsTable, PlacementList
 from cpuchat.tui.hardware.picture import MachinePicture, Use
@@ -126,7 +127,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         backend, model = self._conversation.backend, self._model
         engine = backend.engine if backend.pid or model else None
         counting = self._services.settings.hardware.counters
-        self.now = Now(model, engine, counting=counting, passes=self.now.passes, speed=self.now.speed)
+        loading = self._services.session.activity is Activity.LOADING
+        self.now = Now(model, loading, engine, counting=counting, passes=self.now.passes, speed=self.now.speed)
         if self.facts is None or not self.has_widgets:
             return
         self._sample()
@@ -154,6 +156,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _sample(self) -> None:
         if self.facts is None:
             return
+        if self._change is None and self.now.loading != (self._services.session.activity is Activity.LOADING):
+            self._refresh_now()  # a load of the chat has begun or ended
+            return
         sample = self._services.machine_watch.sample() if self.now.counting else None
         answered = machine.last_answer(self._conversation.figures()) if self._model is not None else ()
         now = dataclasses.replace(self.now, sample=sample or self.now.sample, answered=answered)
@@ -176,7 +181,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         use = Use(placed.cpus, placed.draft_cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
         name = next((one.name for one in self._options if one.spec == spec), "custom")
-        state = "in use" if spec == self._in_use else "not in use"
+        state = ("loading" if self.now.loading else "in use") if spec == self._in_use else "not in use"
         self.query_one("#machine").border_subtitle = Content(f"{state}: {name}")
 
     @work(exclusive=True, group="words")

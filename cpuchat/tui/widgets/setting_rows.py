@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
+from rich.cells import cell_len
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -184,6 +185,12 @@ class SettingRow(Horizontal):
     @property
     def _about(self) -> str:
         return self.note or self.field.about
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the text beside it is longer than the room there."""
+        room = self.query_one(".about").content_size.width
+        return 0 < room < cell_len(self.text_beside)
 
     @property
     def editor(self) -> Widget:

@@ -185,7 +185,7 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: PairChat, files: tu
     finished = [0]
 
     def stop(event: Event) -> None:
-        if isinstance(event, LoadProgress) and event.phase == "reading" and event.done == event.total:
+        if isinstance(event, LoadProgress) and event.phase.startswith("reading") and event.done == event.total:
             finished[0] += 1
             if finished[0] == 2:
                 chat.engine.cancel()

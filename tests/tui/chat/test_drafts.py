@@ -136,11 +136,21 @@ async def test_a_draft_model_is_loaded_beside_the_model_or_left_out_where_it_is_
         assert backend.loads[-1][1].draft_path == ""
 
 
-async def test_calibrating_says_that_it_can_be_skipped_but_while_messages_are_queued() -> None:
+class _Skipping(ScriptedBackend):
+    """Counts requests to stop, which end nothing."""
+
+    n_stops = 0
+
+    async def cancel(self) -> None:
+        self.n_stops += 1
+
+
+async def test_calibrating_says_that_it_can_be_skipped_and_a_queued_message_skips_it() -> None:
     first, second, third = Gate(), Gate(), Gate()
     calibrating = [LoadProgress(phase="calibrating", done=done, total=32) for done in (8, 16, 24)]
     steps = [calibrating[0], first, calibrating[1], second, calibrating[2], third, ModelLoaded(model=WITH_DRAFT)]
-    async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
+    backend = _Skipping(load_steps=steps)
+    async with running(backend, size=SMALL) as app:
         await app.until(first.reached.is_set)
         await app.until(lambda: "loading · calibrating drafts · Esc skips  25 %" in app.status)
         await app.send("Hello", wait=False)
@@ -148,12 +158,14 @@ async def test_calibrating_says_that_it_can_be_skipped_but_while_messages_are_qu
         await app.until(lambda: "loading · calibrating drafts  50 %" in app.status)
         assert "Esc unqueues all" in app.screen_text and "Esc skips" not in app.screen_text
         await app.until(second.reached.is_set)
+        assert backend.n_stops == 1
         await app.press("escape")
         await app.until(lambda: app.prompt.text == "Hello")
         second.open()
         await app.until(lambda: "loading · calibrating drafts · Esc skips  75 %" in app.status)
         third.open()
         await app.ready()
+        assert backend.n_stops == 1
 
 
 async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_does_not_need_it() -> None:

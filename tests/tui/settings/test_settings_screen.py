@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from textual.widgets import Input, TextArea
+from textual.widgets import Input, Static, TextArea
 
 from cpuchat.base import paths
 from cpuchat.config import settings
@@ -103,6 +103,13 @@ async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_ch
             await app.until(lambda one=one: one.editor.has_focus)
             await app.shows("^D reset  ^S save")
         await app.shows("0 or more · default 40 · set in config.toml")
+        hint = screen.query_one("#hint", Static)
+        for key, is_cut in (("speculation.draft_model", True), ("speculation.drafters", False)):
+            screen.show_row(row(screen, key))  # help that is cut beside the field stands below
+            await app.until(lambda key=key: row(screen, key).editor.has_focus)
+            await app.until(lambda is_cut=is_cut: ("file, repository" in str(hint.content)) == is_cut)
+        screen.show_row(top_k)
+        await app.until(lambda: top_k.editor.has_focus)
         await app.press("ctrl+d")
         assert top_k.content == "" and top_k.query_one(Input).placeholder == "40" and top_k.changed
 
