@@ -170,19 +170,22 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     except (CpuchatError, OSError):
         return 0, ""
     available = memory_here(settings[0])
-    options = [one.load_options() for one in settings]
+    drafts: list[Path | None] = []
+    for side, one in zip(sides, settings, strict=True):
+        draft = None
+        with contextlib.suppress(CpuchatError, OSError):  # it is then loaded without a draft model
+            draft, _ = choose_draft(Path(side.path), one.speculation.wanted_draft, library, strict=False)
+        drafts.append(draft)
+    options = [one.load_options(str(draft or "")) for one, draft in zip(settings, drafts, strict=True)]
     needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
     total = sum(need.min_bytes for need in needs)
     same_file = os.path.realpath(sides[0].path) == os.path.realpath(sides[1].path)
     if same_file and all(option.load_mode == "mmap" for option in options):
         total -= min(need.weights - need.reclaimable for need in needs)
     n_ctx = min(need.n_ctx for need in needs)
-    for side, header, one in zip(sides, headers, settings, strict=True):
-        with contextlib.suppress(CpuchatError, OSError):  # it is then loaded without a draft model
-            wanted = one.speculation.wanted_draft
-            draft, _ = choose_draft(Path(side.path), wanted, library, strict=False)
-            if draft is not None:
-                total += draft_memory(read_model(draft), one.load_options(), n_ctx, header).min_bytes
+    for draft, header, option in zip(drafts, headers, options, strict=True):
+        with contextlib.suppress(CpuchatError, OSError):
+            total += draft_memory(read_model(draft), option, n_ctx, header).min_bytes if draft is not None else 0
     why = f"Both models need {gigabytes(total)} GB of {gigabytes(available)} GB available: they are loaded in turn."
     return n_ctx, why if total > available else ""
 

@@ -120,6 +120,8 @@ def predict(
     """Predict the model of `header` (all parts of a split one), loaded with `options`. The memory is what the engine
     computes before a load. `draft`: header of a draft model to be loaded beside it. `exact`: False: the tensors are
     those of a similar model."""
+    if draft is not None:  # more snapshots of a recurrent state are kept then
+        options = msgspec.structs.replace(options, draft_path=str(draft.path))
     need, _ = plan_memory(header, options, machine.available)
     return _judged(
         machine,

@@ -44,7 +44,7 @@ from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import WORTH, gain
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
-from cpuchat.models.fit import MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory
+from cpuchat.models.fit import MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory, snapshots
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
@@ -250,7 +250,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     window of the layers (0: none); `n_ctx_train`: 0 where not known.
 
     `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
-    file here, "" for none.
+    file here, "" for none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`).
     """
 
     name: str
@@ -261,6 +261,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx_train: int = 0
     exact: bool = False
     path: str = ""
+    longest: int = MAX_TOKENS
 
     def kv_bytes(self, n_ctx: int) -> float:
         """Return the bytes of the KV cache for a context of `n_ctx` tokens."""
@@ -365,6 +366,7 @@ def from_header(header: GGUFHeader, name: str = "", options: LoadOptions = _OPTI
         n_ctx_train=header.n_ctx_train,
         exact=True,
         path=str(header.path) if header.path.is_file() else "",
+        longest=2 if header.is_head and header.number("nextn_predict_layers") > 1 else MAX_TOKENS,
     )
 
 
@@ -380,11 +382,11 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
 def included_head(model: PlannedModel) -> PlannedModel | None:
     """Return the MTP head that a file here contains, None without one: its weights and KV cache are the model's own."""
     header = read_model(Path(model.path)) if model.path else None
-    if header is None or not usable_layers(header):
+    n_layers = usable_layers(header) if header is not None else 0
+    if header is None or not n_layers:
         return None
-    return msgspec.structs.replace(
-        model, name=title("mtp"), size=0.0, work=model_work(header, alike=ALIKE, of_head=True), kv_rows={}
-    )
+    work, longest = model_work(header, alike=ALIKE, of_head=True), 2 if n_layers > 1 else MAX_TOKENS
+    return msgspec.structs.replace(model, name=title("mtp"), size=0.0, work=work, kv_rows={}, longest=longest)
 
 
 class ThisMachine:
@@ -551,8 +553,8 @@ def make_plan(
     if n_ctx == PlannedWorkload().n_ctx:  # as a load chooses it
         n_ctx = max(min(n_ctx, model.n_ctx_train or n_ctx), workload.n_prompt + workload.n_answer)
     available = round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total)
-    options = msgspec.structs.replace(options, n_ctx=n_ctx)
-    need, draft_need = _need(machine, model, options, available), _draft_need(machine, draft, options)
+    options = msgspec.structs.replace(options, n_ctx=n_ctx, draft_path=draft.path or draft.name if draft else "")
+    (need, n_rs_seq), draft_need = _need(machine, model, options, available), _draft_need(machine, draft, options)
     memory = MemoryFit(
         need=need, draft_need=draft_need, available=available, total_memory=round(total), exact=model.exact
     )
@@ -598,25 +600,30 @@ def make_plan(
         shared_tok_s=shared,
     )
     if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
-        *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
+        longest = min(draft.longest, 1 + n_rs_seq if n_rs_seq else MAX_TOKENS)
+        *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0), longest)
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return plan
 
 
-def _need(machine: MachineSpec, model: PlannedModel, options: LoadOptions, available: int) -> MemoryNeed:
-    """Return the memory of a model: of a file on this machine as the lists have it."""
-    n_ctx = options.n_ctx
-    if machine.id == HERE and model.path:
-        return plan_memory(read_model(Path(model.path)), options, available)[0]
-    return usual_need(model.size, model.work, n_ctx, model.kv_bytes(n_ctx))
+def _need(machine: MachineSpec, model: PlannedModel, options: LoadOptions, available: int) -> tuple[MemoryNeed, int]:
+    """Return the memory of a model, of a file on this machine as the lists have it, and the snapshots of a recurrent
+    state: the longest draft, unless 0."""
+    n_ctx, header = options.n_ctx, read_model(Path(model.path)) if model.path else None
+    if machine.id == HERE and header is not None:
+        return plan_memory(header, options, available)
+    need = usual_need(model.size, model.work, n_ctx, model.kv_bytes(n_ctx))
+    return need, snapshots(header, options) if header is not None else 0
 
 
 def _draft_need(machine: MachineSpec, draft: PlannedModel | None, options: LoadOptions) -> MemoryNeed | None:
-    """Return the memory of a draft model, as `_need`; None also for the head of the model, which counts with it."""
+    """Return the memory of a draft model, as `_need`; of the head of the model what does not count with it, elsewhere
+    None."""
+    if draft is not None and machine.id == HERE and draft.path:
+        header = read_model(Path(draft.path))
+        return draft_memory(header, options, options.n_ctx, None if draft.size else header)
     if draft is None or not draft.size:
         return None
-    if machine.id == HERE and draft.path:
-        return draft_memory(read_model(Path(draft.path)), options, options.n_ctx)
     kv = draft.kv_bytes(min(options.n_ctx, draft.n_ctx_train or options.n_ctx))
     return MemoryNeed(weights=round(draft.size), repack=0, kv=round(kv), compute=0)
 
@@ -632,10 +639,11 @@ def _ordered(figures: Sequence[float]) -> Range:
 
 
 def _drafted(
-    machine: MachineSpec, plan: CapacityPlan, draft: PlannedModel, acceptances: Sequence[float]
+    machine: MachineSpec, plan: CapacityPlan, draft: PlannedModel, acceptances: Sequence[float], longest: int
 ) -> list[Drafted]:
+    """Return the speed at each acceptance rate with passes of up to `longest` tokens."""
     work, past = plan.model.work, plan.workload.n_past
-    pairs = [pair_costs(machine.profile(name), work, draft.work, past, MAX_TOKENS) for name in SCENARIOS]
+    pairs = [pair_costs(machine.profile(name), work, draft.work, past, longest) for name in SCENARIOS]
     found: list[Drafted] = []
     for acceptance in acceptances:
         gains = [

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.compare.runner import PAIR, Side, fit_together, pair_of, parse_side, short_names
 from cpuchat.config.settings import Settings
-from cpuchat.models.fit import required_memory
+from cpuchat.models.fit import draft_memory, required_memory, snapshots
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
+from cpuchat.protocol.messages import LoadOptions
+from tests.support.head_model import TINY, write_head_model
 
 resolve = Library([]).resolve
 
@@ -78,6 +82,22 @@ def test_what_fits_together_has_one_context(monkeypatch: pytest.MonkeyPatch) -> 
     assert n_ctx > 0 and why == ""
     machine_with(monkeypatch, 200e6)  # enough for either
     assert "loaded in turn" in fit_together(sides, settings, Library([]))[1]
+
+
+def test_a_head_and_what_is_kept_for_its_drafts_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(TINY, n_layer=8, n_state_head=16, state=64)  # snapshots of its state are worth it for drafts only
+    header = read_model(write_head_model(tmp_path / "model.gguf", 0.5, shape=shape))
+    sides = [parse_side(f"{header.path},drafters={one}", resolve) for one in ("draft", "off")]
+    settings = [side.settings(Settings()) for side in sides]
+    for one in settings:
+        one.engine.n_ctx, one.engine.use_repack, one.engine.load_mode = 512, False, "read"
+    options = LoadOptions(n_ctx=512, use_repack=False, load_mode="read")
+    kept = snapshots(header, msgspec.structs.replace(options, draft_path=str(header.path)))
+    needs = [required_memory(header, options, 512, n_rs_seq=n) for n in (kept, 0)]
+    total = sum(need.min_bytes for need in (*needs, draft_memory(header, options, 512, header)))
+    for less, in_turn in ((0, False), (1, True)):
+        machine_with(monkeypatch, total - less)
+        assert ("loaded in turn" in fit_together(sides, settings, Library([]))[1]) == in_turn
 
 
 def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings, with_changes
+from cpuchat.costs.usual import Figure
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import ReadBandwidth, keep
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.costs import CostLog
+from cpuchat.models.fit import draft_memory, plan_memory, snapshots
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
@@ -23,11 +26,14 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.planner import plan as planner
 from cpuchat.planner.plan import (
+    ACCEPTANCES,
     PlannedWorkload,
     ThisMachine,
     catalog_plans,
+    find_machine,
     find_model,
     from_header,
+    included_head,
     make_plan,
     models_here,
     usual_draft,
@@ -37,8 +43,11 @@ from cpuchat.present.plan import doubt, lines
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, probe, two_cores
 from tests.models.library.test_usage import answer, info
-from tests.support.head_model import write_head_model
+from tests.support.head_model import TINY, write_head_model
 from tests.support.topology import simulate_topology
+
+DEEP = replace(TINY, n_layer=8, n_state_head=16, state=64)
+"""Snapshots of its state are worth it only beside a draft: three."""
 
 
 def test_a_tuned_model_is_planned_on_its_own_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +65,33 @@ def test_a_tuned_model_is_planned_on_its_own_cores(tmp_path: Path, monkeypatch: 
 
 
 def test_a_head_in_a_file_is_planned_and_its_memory_counts_once(tmp_path: Path) -> None:
-    file = write_head_model(tmp_path / "model.gguf", 0.5)
-    model, catalog = from_header(read_model(file)), load_catalog()
+    """As a load counts it: with its buffers, and with more snapshots of the model's state than without a draft."""
+    header = read_model(write_head_model(tmp_path / "model.gguf", 0.5, shape=DEEP))
+    model, catalog = from_header(header), load_catalog()
     head = usual_draft(model, catalog, chosen=Settings())
     assert head is not None and head.name == "MTP head"
     machine = ThisMachine(Settings()).of(model, head)
     alone, with_head = (make_plan(machine, model, PlannedWorkload(), draft=one) for one in (None, head))
-    assert with_head.memory == alone.memory
+    memory, options = with_head.memory, LoadOptions(n_ctx=8192, draft_path=str(header.path))
+    assert (memory.need, snapshots(header, options)) == plan_memory(header, options, memory.available)
+    assert memory.need.kv > alone.memory.need.kv
+    assert memory.draft_need == draft_memory(header, options, 8192, header)
+    here = msgspec.structs.replace(this_machine(Settings()), available=memory.available)
+    listed = predict(header, LoadOptions(n_ctx=8192), here, draft=header)
+    assert (listed.need, listed.draft_need) == (memory.need, memory.draft_need)
     assert with_head.draft == head and head.work.weight_bytes < model.work.weight_bytes
+
+
+def test_a_plan_promises_no_longer_drafts_than_can_be_rolled_back_or_drafted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpuchat.models.heads._SEVERAL", {"qwen35"})
+    slow = msgspec.structs.replace(find_machine("epyc-9754"), theoretical=None, decode=None, measured=Figure(0.001))
+    for n_mtp, deepest in ((1, 3), (2, 1)):
+        shape = replace(DEEP, n_mtp=n_mtp)
+        model = from_header(read_model(write_head_model(tmp_path / f"{n_mtp}.gguf", 0.5, shape=shape)))
+        plan = make_plan(slow, model, PlannedWorkload(), draft=included_head(model))
+        assert [one.depth for one in plan.drafted] == [deepest] * len(ACCEPTANCES)
 
 
 def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
