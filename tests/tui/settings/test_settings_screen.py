@@ -41,7 +41,8 @@ FIELDS = [field for tab in TABS for field in fields(tab)]
 def test_every_setting_is_in_one_tab() -> None:
     shown = [field.key for field in FIELDS]
     assert len(shown) == len(set(shown))
-    hidden = {"model.last", "engine.poll", "engine.ubatch"}  # kept by the app, or only of use on the command line
+    # Kept by the app, or only of use on the command line.
+    hidden = {"model.last", "engine.poll", "engine.ubatch", "engine.prefill_share"}
     assert set(shown) | hidden == set(DECLARED)
     assert all(field.about and len(field.label) < 20 for field in FIELDS)
 
