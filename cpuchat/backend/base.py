@@ -16,7 +16,15 @@ from cpuchat.config.servers import Source
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, LoadCancelled, LoadOptions
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadCancelled,
+    LoadOptions,
+    ModelLoaded,
+)
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 
@@ -99,7 +107,8 @@ class ModelBackend(Backend, ABC):
         self._model: ModelInfo | None = None
         self._wanted: tuple[Any, LoadOptions, PlacementSpec] | None = None
         self._cancelled = asyncio.Event()
-        self._loading = asyncio.Lock()  # again, for several answers
+        self._loading = asyncio.Lock()  # one load at a time
+        self._loaded: object = None  # the newest load, as `_wanted`
         self._closed = False
         self._request_ids = itertools.count(1)
 
@@ -120,6 +129,21 @@ class ModelBackend(Backend, ABC):
     ) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()  # at once: a cancel may come before the first event is asked for
         self._wanted, self._model = (path, options, spec), None
+        return self._load_wanted()
+
+    async def _load_wanted(self) -> AsyncGenerator[AnyEvent, None]:
+        """Load what is wanted, unless an answer has loaded just that since it was asked for."""
+        async with self._loading:
+            assert self._wanted is not None
+            if self._is_ready and self._loaded == self._wanted and self._model is not None:
+                yield ModelLoaded(model=self._model)
+                return
+            async with contextlib.aclosing(self._load_now(*self._wanted)) as events:
+                async for event in events:
+                    yield event
+
+    def _load_now(self, path: Any, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
+        self._loaded = (path, options, spec)
         return self._load(path, options, spec)
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
@@ -133,12 +157,13 @@ class ModelBackend(Backend, ABC):
         if self._wanted is None:
             yield NO_MODEL
             return
-        async with self._loading:
-            if not self._is_ready:
-                async with contextlib.aclosing(self._load(*self._wanted)) as events:
-                    async for event in events:
-                        if not isinstance(event, LoadCancelled):
-                            yield event
+        if not self._is_ready:  # else a load may still be telling of its end
+            async with self._loading:
+                if not self._is_ready:
+                    async with contextlib.aclosing(self._load_now(*self._wanted)) as events:
+                        async for event in events:
+                            if not isinstance(event, LoadCancelled):
+                                yield event
         if self._cancelled.is_set():
             yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
 

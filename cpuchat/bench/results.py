@@ -144,6 +144,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return has_scattered([one.rate for one in self.samples]) or any(one.disturbed for one in self.samples)
 
     @property
+    def staggered(self) -> bool:
+        """At no moment of a round all of its users were answered."""
+        return any(one.staggered for one in self.samples)
+
+    @property
     def drafts_off(self) -> DraftsOff | None:
         return self.samples[-1].drafts_off if self.samples else None
 
@@ -224,6 +229,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "samples_ns": ns,
             "samples_ts": rates,
             "noisy": one.noisy,
+            "staggered": one.staggered,
             "acceptance": one.acceptance,
             "tokens_per_pass": one.tokens_per_pass,
             **{name: one.median(name) for name in _MEDIANS},

@@ -31,7 +31,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         prefill, decode: tok/s over all prompts; None when not a part of the test.
         ttft_ms: mean of the prompts.
         each: decode tok/s of each of several users, on average; `decode` is then that of all together, while all of
-            them are answered; where there is no such time, from the first token of one to the last token of another.
+            them are answered; where there is no such time (`staggered`), from the first token of one to the last token
+            of another.
         passes: of the target while something was drafted; 0 otherwise.
         bandwidth: bytes per second that decoding reads by the model's header; `utilization` of the measured peak.
         memory: resident bytes of the worker.
@@ -47,6 +48,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     decode: float | None = None
     ttft_ms: float | None = None
     each: float | None = None
+    staggered: bool = False
     draft_n: int = 0
     draft_n_accepted: int = 0
     passes: int = 0
@@ -121,11 +123,13 @@ async def _prompts(backend: LocalBackend, model: ModelInfo, cell: BenchCell, pro
     answers = list[tuple[Timings, list[TextDelta]]]()
     for group in ([prompt] for prompt in prompts) if users == 1 else [[*islice(cycle(prompts), users)]]:
         await backend.forget("")  # neither KV cache nor drafters know the text of the round before
-        ended = await asyncio.gather(*(ask(*one) for one in enumerate(group)), return_exceptions=True)
-        for one in ended:
-            if isinstance(one, BaseException):
-                raise one
-            answers.append(one)
+        asked = [asyncio.ensure_future(ask(*one)) for one in enumerate(group)]
+        try:
+            answers += await asyncio.gather(*asked)
+        finally:  # one that failed or was stopped ends all
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
     text = "\0".join("".join(delta.text for delta in deltas) for _, deltas in answers)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     sample = _summed(model, [timings for timings, _ in answers], digest)
@@ -136,7 +140,8 @@ def _together(sample: Sample, answers: Sequence[tuple[Timings, list[TextDelta]]]
     """Return the figures of answers that were written at once; what they read together is not known."""
     curves = [([one.at_ms for one in deltas], [one.predicted_n for one in deltas]) for _, deltas in answers]
     first, last = [at_ms[0] for at_ms, _ in curves], [at_ms[-1] for at_ms, _ in curves]
-    start, end = (max(first), min(last)) if max(first) < min(last) else (min(first), max(last))
+    staggered = max(first) >= min(last)
+    start, end = (min(first), max(last)) if staggered else (max(first), min(last))
     written = sum(float(np.interp(end, *curve) - np.interp(start, *curve)) for curve in curves)
     rates = [rate for timings, _ in answers if (rate := timings.predicted_per_second)]
     return msgspec.structs.replace(
@@ -145,6 +150,7 @@ def _together(sample: Sample, answers: Sequence[tuple[Timings, list[TextDelta]]]
         prefill=None,
         decode=1e3 * written / (end - start) if end > start else None,
         each=sum(rates) / len(rates) if rates else None,
+        staggered=staggered,
         bandwidth=None,
         utilization=None,
     )

@@ -41,7 +41,10 @@ Examples:
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
 
-Requests beyond --parallel wait; clients take turns. Ctrl+C ends the server, a second one ends it at once.
+Requests beyond --parallel wait; clients take turns. Each answer at once takes a KV cache of --ctx tokens; beside others
+nothing is drafted. Models with a recurrent state or a draft head answer one at a time, and the log says why.
+
+Ctrl+C ends the server, a second one ends it at once.
 
 Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools;
 /infill (llama-server) for editors. docs/agents.md configures coding agents, docs/serve.md editors.

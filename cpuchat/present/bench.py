@@ -53,6 +53,7 @@ def _row(result: Result, names: set[str], of_one: float | None) -> tuple[str, ..
         f"{units.factor(together / of_one)} one user" if each and together and of_one else "",
         "failed" if result.failure else "",
         "noisy" if result.noisy else "",
+        "staggered" if result.staggered else "",
         "text differs" if result.same_text is False else "",
     ]
     return (
@@ -112,6 +113,11 @@ def notes(report: Report) -> list[str]:
     results = report.results
     if any(one.noisy for one in results):
         found.append(f"noisy: {_DISTURBED}")
+    if any(one.staggered for one in results):
+        found.append(
+            "staggered: some users had their whole answer before others got a first token; decode tok/s are from "
+            "the first token of any to the last one, prompts included. Measure with more --tokens."
+        )
     if any(one.same_text is False for one in results):
         found.append(
             "text differs from plain decoding: a batch over several tokens rounds differently, which decides between "

@@ -33,6 +33,11 @@ class FairQueue:
     def n_running(self) -> int:
         return len(self._running)
 
+    def resize(self, n_slots: int) -> None:
+        """Let so many requests run at once from now on."""
+        self.n_slots = n_slots
+        self._begin_turns()
+
     def n_ahead(self, turn: QueueTurn) -> int | None:
         """Return how many of those that wait run before this one; None if it does not wait."""
         order, own = self._order(), self._waiting.get(turn.client, ())

@@ -172,7 +172,7 @@ class InferenceService:
     def loaded(self, model: ModelInfo) -> None:
         """Begin to answer with this model."""
         self._info, self._reader, self._is_lost = model, None, False
-        self._queue.n_slots = max(model.parallel, 1)
+        self._queue.resize(max(model.parallel, 1))
         self.metrics.count_load()
         self._watch_idleness()
 

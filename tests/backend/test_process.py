@@ -25,6 +25,7 @@ from cpuchat.protocol.messages import (
     LoadCancelled,
     LoadModel,
     LoadOptions,
+    LoadProgress,
     ModelLoaded,
     TextDelta,
     WorkerReady,
@@ -114,6 +115,21 @@ async def test_a_killed_worker_takes_its_helpers_along_and_a_stop_between_the_re
     assert any(isinstance(event, ModelLoaded) for event in events)
     assert isinstance(events[-1], GenerationFinished) and events[-1].stop_reason == "cancelled"
     assert not any(isinstance(event, TextDelta) for event in events)
+
+
+async def test_an_answer_that_loads_again_and_a_load_of_the_same_share_it(
+    backend: LocalBackend, tiny_model: Path
+) -> None:
+    await collect(backend.load(tiny_model, OPTIONS))
+    psutil.Process(backend.pid).kill()
+    while backend.pid is not None:
+        await asyncio.sleep(0.01)
+    answering = asyncio.create_task(collect(backend.generate(chat("hello", max_tokens=4))))
+    await asyncio.sleep(0.05)
+    answer, loaded = await asyncio.gather(answering, collect(backend.load(tiny_model, OPTIONS)))
+    assert isinstance(answer.events[-1], GenerationFinished) and isinstance(loaded.events[-1], ModelLoaded)
+    told = [one for one in (*answer.events, *loaded.events) if isinstance(one, LoadProgress)]
+    assert sum(one.phase == "warming" and not one.done for one in told) == 1
 
 
 async def test_a_stop_before_the_first_event_is_asked_for_is_heard_with_and_without_a_worker_to_tell(

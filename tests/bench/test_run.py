@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,8 +73,9 @@ async def test_prompts_plain_and_drafted() -> None:
 
 
 async def test_users_at_once() -> None:
-    found = await report(bench(*workloads(["chat"], 24, users=[1, 3]), drafters=["off"]))
-    one, three = found.results
+    tests = (*workloads(["chat"], 24, users=[1, 3]), *workloads(["chat"], 1, users=[2]))
+    found = await report(bench(*tests, drafters=["off"]))
+    one, three, short = found.results
     assert not one.failure and not three.failure and one.median("each") is None
     assert {sample.predicted_n for sample in three.samples} == {72}
     each, together = three.median("each"), three.median("decode")
@@ -82,6 +84,20 @@ async def test_users_at_once() -> None:
     row = next(line for line in summary(found) if "chat × 3 users" in line)
     assert " each)" in row and "× one user" in row
     assert as_json(found)["results"][1]["each"] == each
+    assert short.staggered and as_json(found)["results"][2]["staggered"]  # the first token is the last one too
+    assert any("staggered: " in line for line in notes(found)) and not one.staggered
+
+
+async def test_a_stop_ends_the_answers_of_all_users() -> None:
+    running = bench(*workloads(["chat"], 20_000, users=[3]), drafters=["off"])
+    measuring = asyncio.create_task(running.run())
+    async with asyncio.timeout(120):
+        while len(running._backend._running) < 3:
+            await asyncio.sleep(0.01)
+        await running.stop()
+    async with asyncio.timeout(10):
+        with pytest.raises(Interrupted):
+            await measuring
 
 
 async def test_random_tokens_at_depths_have_llama_bench_names_whatever_else_cannot_be_loaded(tmp_path: Path) -> None:

@@ -201,6 +201,17 @@ async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
     service.check_health()
 
 
+async def test_those_that_wait_begin_when_a_reload_has_room_for_them() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine)
+    tasks = [asyncio.create_task(ask(service, name)) for name in "abc"]
+    await until(lambda: service.waiting == 2)
+    service.loaded(msgspec.structs.replace(WITH_DRAFT, parallel=3))
+    await until(lambda: service.n_running == 3)
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_model_is_loaded_once_for_all_that_wait_also_if_one_leaves() -> None:
     engine = Engine(FINISHED)
     engine.loading, engine.model = (ModelLoaded(model=WITH_DRAFT),), None
