@@ -19,7 +19,7 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import MachineFor, MachineSpec, PlannedWorkload
+    from cpuchat.planner.plan import CapacityPlan, MachineFor, MachineSpec, PlannedWorkload
 
 _EPILOG = """\b
 Examples:
@@ -89,21 +89,8 @@ def plan(
     values["ctx"] = values["ctx"] or chosen.engine.n_ctx
     workload, options, here = _workload(**values), chosen.load_options(), models_here(catalog, chosen)
     if model is None:
-        on, target = _machine(machine, chosen), values["tok_s"]
-        found = catalog_plans(on, catalog, workload, here, options)
-        if target is not None:
-            found = [one for one in found if one.tok_s is not None and one.tok_s.value >= target]
-        if as_json:
-            return print_json(msgspec.to_builtins(found))
-        limit = f" at {target:g} tok/s or more" if target is not None else ""
-        click.echo(f"{on(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
-        echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5), drop=(2, 5, 1))
-        click.echo()
-        echo_paragraph(
-            f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
-            f"{words.doubt(on(None, None))}"
-        )
-        return None
+        plans = catalog_plans(_machine(machine, chosen), catalog, workload, here, options)
+        return _show_catalog(_machine(machine, chosen)(None, None), workload, plans, values["tok_s"], as_json)
     wanted = find_model(model, catalog, chosen)
     drafting = find_model(draft, catalog, chosen) if draft is not None else usual_draft(wanted, catalog, here, chosen)
     if drafting is not None and wanted.path and is_own(Path(wanted.path), Path(drafting.path)):
@@ -126,6 +113,23 @@ def plan(
     if note := words.doubt(planned.machine):
         echo_paragraph(note, " ", "  ")
     return None
+
+
+def _show_catalog(
+    machine: MachineSpec, workload: PlannedWorkload, plans: list[CapacityPlan], target: float | None, as_json: bool
+) -> None:
+    if target is not None:
+        plans = [one for one in plans if one.tok_s is not None and one.tok_s.value >= target]
+    if as_json:
+        return print_json(msgspec.to_builtins(plans))
+    limit = f" at {target:g} tok/s or more" if target is not None else ""
+    click.echo(f"{machine.name}: {len(plans)} models of the catalog run{limit}.\n")
+    echo_table([words.CATALOG_HEADS, *map(words.catalog_row, plans)], right=(2, 3, 4, 5), drop=(2, 5, 1))
+    click.echo()
+    return echo_paragraph(
+        f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
+        f"{words.doubt(machine)}"
+    )
 
 
 def _workload(

@@ -575,13 +575,7 @@ def make_plan(
     middle = pass_cost(machine.profile(), work, 1, past)
     tok_s = _over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds)
     ttft_s = _over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds)
-    by_memory = min(plan.users_by_memory, MAX_USERS)
-    chats = [max_users(machine.profile(name), work, workload.tok_s, past, by_memory) for name in SCENARIOS]
-    together = [
-        n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
-        for name, n in zip(SCENARIOS, chats, strict=True)
-    ]
-    shared = _ordered(together)
+    users, shared = _shared(plan)
     # As if only reading took time, like the chat's panel; it is faster where the caches hold the weights.
     cached = machine.profile().read_rate(work.weight_bytes)
     reading = (max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
@@ -596,7 +590,7 @@ def make_plan(
         ttft_s=ttft_s,
         memory_ceiling=Range(*reading),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
-        users=_ordered(chats),
+        users=users,
         shared_tok_s=shared,
     )
     if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
@@ -604,6 +598,18 @@ def make_plan(
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0), longest)
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return plan
+
+
+def _shared(plan: CapacityPlan) -> tuple[Range, Range]:
+    """Return how many users a machine serves at once, and the tok/s of all of them."""
+    machine, work, past = plan.machine, plan.model.work, plan.workload.n_past
+    by_memory = min(plan.users_by_memory, MAX_USERS)
+    users = [max_users(machine.profile(name), work, plan.workload.tok_s, past, by_memory) for name in SCENARIOS]
+    together = [
+        n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
+        for name, n in zip(SCENARIOS, users, strict=True)
+    ]
+    return _ordered(users), _ordered(together)
 
 
 def _need(machine: MachineSpec, model: PlannedModel, options: LoadOptions, available: int) -> tuple[MemoryNeed, int]:
