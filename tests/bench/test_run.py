@@ -127,6 +127,7 @@ def test_each_measurement_is_a_line_and_ctrl_c_prints_what_was_measured(tmp_path
         terminal.press("ctrl+c")
         terminal.wait_until(lambda text: "engine settings" in text, "the report")
         assert terminal.wait_for_end() == Interrupted.exit_code
+        assert "60 rounds" not in terminal.text
     finally:
         terminal.close()
 

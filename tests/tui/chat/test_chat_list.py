@@ -65,6 +65,9 @@ async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -
                 assert marked(app) == "TOML schema"
             elif leave == ("ctrl+n",):
                 assert app.conversation.chat is None and not app.contents() and marked(app) is None
+                options.focus()
+                await app.press("enter")  # without a step through the list
+                await app.until(lambda: marked(app) == "What is a [roofline]?")
 
         options.focus()
         await app.press("home", "enter")
