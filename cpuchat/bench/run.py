@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -65,7 +66,9 @@ class Bench:
     def report(self) -> Report:
         """Return what was measured so far, once `run` has begun to measure."""
         assert self._environment is not None
-        return report_of(self._environment, self.rounds, self.cells, self.measured, self._models, self.failed)
+        measured = Counter(one.cell for one in self.measured if one.cell not in self.failed)
+        rounds = min(measured.values(), default=self.rounds)  # fewer when it was stopped
+        return report_of(self._environment, rounds, self.cells, self.measured, self._models, self.failed)
 
     async def stop(self, *, kill: bool = False) -> None:
         """Stop as soon as possible; `run` raises Interrupted then."""

@@ -173,6 +173,7 @@ async def _serve(
         )
         address = url(listeners[0])
         async with serving(make_app(service, **access), listeners):
+            terminal.note(f"cpuchat: loading {path.name} for {address}/v1")
             info = await session.load(path, strict=strict)
             service.loaded(info)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")

@@ -230,7 +230,8 @@ def _speed_up(timings: Timings) -> str:
 
 
 def _first_token(timings: Timings) -> str:
-    return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
+    queued = "" if timings.queued_s is None else f" ({' '.join(units.duration(timings.queued_s))} queued)"
+    return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}{queued}"
 
 
 def _prompt(timings: Timings) -> str:

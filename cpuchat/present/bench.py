@@ -168,7 +168,7 @@ def markdown(report: Report) -> list[str]:
 def summary(report: Report) -> list[str]:
     """Return the table of a report with its notes as Markdown."""
     lines, names = (
-        [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""],
+        [f"{common(report)}; {units.plural(report.rounds, 'round')}: median ± half of the range.", ""],
         varying(report.results),
     )
     decoded = {one.cell: one.median("decode") for one in report.results}

@@ -99,6 +99,7 @@ MAX_CPU_WAIT = 0.05
 machine."""
 _MIN_WAIT_MS = 20.0
 """Milliseconds that threads wait for a core on any machine: those of a system's own programs."""
+_MIN_QUEUED_S = 0.1
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +132,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     Of a server: `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
     `reused_known` False: it does not report reused tokens either, they are in `prompt_n`; so there is no prefill
-    rate."""
+    rate. `queue_ms` of `ttft_ms` the request waited for others there."""
 
     cache_n: int = 0
     prompt_n: int = 0
@@ -152,6 +153,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_n: int = 0
     reasoning_ms: float = 0.0
     reuse: Reuse | None = None
+    queue_ms: float = 0.0
 
     def followed_by(self, later: Timings) -> Timings:
         """Return the figures of an answer that `later` continues after calls of tools.
@@ -170,6 +172,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             later,
             cache_n=self.cache_n,
             ttft_ms=self.ttft_ms,
+            queue_ms=self.queue_ms,
             **_added(
                 self, later, "prompt_n", "prompt_ms", "draft_n", "draft_n_accepted", "reasoning_n", "reasoning_ms"
             ),
@@ -186,6 +189,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         """Return prefill tok/s over the evaluated tokens; None when there were none or their number is not known."""
         known = self.reused_known and self.prompt_n and self.prompt_ms > 0
         return 1e3 * self.prompt_n / self.prompt_ms if known else None
+
+    @property
+    def queued_s(self) -> float | None:
+        """Return the seconds in a server's queue; None where it was next to nothing."""
+        return self.queue_ms / 1e3 if self.queue_ms >= 1e3 * _MIN_QUEUED_S else None
 
     @property
     def cores_share(self) -> float | None:
@@ -219,6 +227,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.draft_n:
             fields |= {"draft_n": self.draft_n, "draft_n_accepted": self.draft_n_accepted}
+        if self.queued_s is not None:
+            fields["queue_ms"] = self.queue_ms
         return fields
 
     @property

@@ -53,6 +53,7 @@ class ReplyProgress:
         self.prompt: PrefillProgress | None = None
         self.first_at: float | None = None
         """When the first text came, on the clock of `follow`."""
+        self.queued_s = 0.0
         self._start = 0.0
         self._told = Timings()  # by the events
 
@@ -104,8 +105,10 @@ class ReplyProgress:
 
     @property
     def timing_fields(self) -> dict[str, float]:
-        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
-        return {name: 0.0 if value is None else value for name, value in self.timings.fields().items()}
+        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide, with
+        `queue_ms` of one that waited."""
+        timings = msgspec.structs.replace(self.timings, queue_ms=1e3 * self.queued_s)
+        return {name: 0.0 if value is None else value for name, value in timings.fields().items()}
 
 
 def new_id() -> str:

@@ -44,6 +44,7 @@ class RequestRecord:
     queued_s: float = 0.0
     n_at_once: int = 1
     progress: ReplyProgress | None = None
+    stops: tuple[str, ...] = ()
     is_over: bool = False
 
     @property
@@ -54,7 +55,10 @@ class RequestRecord:
     @property
     def stop_reason(self) -> str:
         finished = self.progress.finished if self.progress is not None else None
-        return finished.stop_reason if finished is not None else ""
+        if finished is None:
+            return ""
+        by_itself = finished.stop_reason == "stop_string" and finished.stop_string not in self.stops  # as at a line
+        return "end" if by_itself else finished.stop_reason
 
     def refuse(self, refusal: Refusal) -> None:
         self.message, self.hint = refusal.logged, refusal.hint
@@ -97,9 +101,10 @@ class InferenceService:
         self._on_done, self._on_note = on_done, on_note
         self._notes = set[str]()
         self._untold: list[str] = []
-        self._queue = FairQueue()
+        self._queue = FairQueue(max(parallel, 1))  # until the load tells how many it has
         self._waiting: set[RequestRecord] = set()
         self._answers: dict[int, tuple[RequestRecord, Meter]] = {}  # that are written, by their slots
+        self._last: tuple[int, Meter] | None = None  # of the answer that ended last, unless in the first slot
         self._endings = set[asyncio.Timeout]()  # of these, when the server closes
         self._idle_minutes, self._n_open = idle_minutes, 0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -157,9 +162,11 @@ class InferenceService:
         return self._conversation.model is not None
 
     def figures(self) -> dict[int, ChatFigures]:
-        """Return those of the answers that are written, by their slots; else of the first slot's last one."""
+        """Return those of the answers that are written, by their slots; else of the one that ended last."""
         now = time.monotonic()
         found = {slot: meter.figures(now) for slot, (_, meter) in self._answers.items()}
+        if not found and self._last is not None:
+            return {self._last[0]: self._last[1].figures(now)}
         return found or {0: self._conversation.figures()}
 
     def check_health(self) -> None:
@@ -171,7 +178,7 @@ class InferenceService:
 
     def loaded(self, model: ModelInfo) -> None:
         """Begin to answer with this model."""
-        self._info, self._reader, self._is_lost = model, None, False
+        self._info, self._reader, self._is_lost, self._last = model, None, False, None
         self._queue.resize(max(model.parallel, 1))
         self.metrics.count_load()
         self._watch_idleness()
@@ -242,9 +249,11 @@ class InferenceService:
         while self._untold:
             self._on_note(self._untold.pop(0))
         turn, arrived = QueueTurn(record.party), time.monotonic()
+        record.stops = parsed.request.stop
         record.progress, progress.n_ahead = progress, lambda: self._queue.n_ahead(turn)
         try:
             async with self._turn(record, turn):
+                progress.queued_s = record.queued_s
                 self.metrics.queued.observe(record.queued_s)
                 try:
                     async with contextlib.aclosing(self._events(parsed.request, record, turn, progress)) as events:
@@ -322,6 +331,7 @@ class InferenceService:
                     yield event
         finally:
             del self._answers[turn.slot]
+            self._last = (turn.slot, meter) if turn.slot else None
 
     async def _ensure_loaded(self) -> None:
         """Load a model again that was unloaded, or whose worker died, once for all requests that wait for it: one that

@@ -223,6 +223,8 @@ class ChatFigures:
     prefill_left_s: float | None = None
     cores_share: float | None = None
     """Share of the cores that this answer got, where other programs had the rest; None elsewhere."""
+    queued_s: float | None = None
+    """As of `Timings`, once the answer is complete."""
 
     @property
     def tok_s(self) -> Metric[float]:
@@ -546,6 +548,7 @@ class Meter:
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
             cores_share=timings.cores_share if timings is not None else self._live_share(),
+            queued_s=timings.queued_s if timings is not None else None,
         )
 
     def _decoding(self, live: float | None, average: float | None) -> Decoding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,12 +138,14 @@ async def test_a_cell_that_fails_does_not_keep_others_from_being_measured(tiny_m
 
 
 def test_each_measurement_is_a_line_and_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
-    terminal = Terminal(["bench", "demo", *LEAN, "--rounds", "60"], columns=100, rows=12, home=tmp_path)
+    terminal = Terminal(["bench", "demo", *LEAN, "--rounds", "60"], columns=100, rows=60, home=tmp_path)
     try:
         terminal.wait_until(lambda text: "pp16: " in text and "2 of 120: " in text, "a line for each measurement")
         terminal.press("ctrl+c")
         terminal.wait_until(lambda text: "engine settings" in text, "the report")
         assert terminal.wait_for_end() == Interrupted.exit_code
+        told = re.search(r"(\d+) rounds?: median", " ".join(terminal.text.split()))
+        assert told is not None and int(told[1]) < 60
     finally:
         terminal.close()
 

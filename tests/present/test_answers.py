@@ -27,6 +27,8 @@ FULL = Timings(
         (FULL, "end", "412 tokens · 41.3 tok/s · first token 0.21 s · prompt 262 tok/s (512 new, 1,024 cached)"),
         (Timings(predicted_n=1, prompt_n=0, cache_n=5, ttft_ms=3.0), "max_tokens",
          "1 token · first token 3 ms · prompt 0 new, 5 cached · token limit reached"),
+        (Timings(predicted_n=1, ttft_ms=7160.0, queue_ms=5000.0, cache_n=5), "end",
+         "1 token · first token 7.16 s (5.00 s queued) · prompt 0 new, 5 cached"),
         (Timings(prompt_n=12, prompt_ms=40.0), "cancelled", "0 tokens · prompt 300 tok/s (12 new, 0 cached) · stopped"),
     ],
 )  # fmt: skip

@@ -263,6 +263,36 @@ async def test_the_gauges_tell_an_answer_and_one_that_beats_the_known_peak_raise
     assert raised is not None and raised.at_least and raised.bytes_per_s == pytest.approx(66e9, rel=0.05)
 
 
+async def test_the_answer_that_ended_last_is_told_whichever_slot_it_had() -> None:
+    first, second = asyncio.Event(), asyncio.Event()
+    answers = iter([(first, 200), (second, 400)])
+
+    async def generate(request: Generate) -> AsyncGenerator[Any, None]:
+        gate, n = next(answers)
+        yield PrefillProgress(request_id=1, processed=8, total=8, cache_n=0)
+        await gate.wait()
+        yield GenerationFinished(request_id=1, stop_reason="end", timings=timings(n))
+
+    engine = Engine()
+    engine.generate = generate  # type: ignore[method-assign]
+    service = served(engine, 2)
+    asked = [asyncio.create_task(ask(service, party=name)) for name in "ab"]
+    await until(lambda: len(service.figures()) == 2)
+    for slot, gate, n in ((0, first, 200), (1, second, 400)):
+        gate.set()
+        await asked[slot]
+        if slot:
+            ((told, figures),) = service.figures().items()
+            assert (told, figures.phase, figures.predicted_n) == (slot, "done", n)
+
+
+def test_a_stop_that_nobody_asked_for_is_an_end() -> None:
+    progress = ReplyProgress()
+    progress.finished = msgspec.structs.replace(FINISHED, stop_reason="stop_string", stop_string="\n")
+    for stops, reason in (((), "end"), (("\n",), "stop_string")):
+        assert RequestRecord("infill", "", progress=progress, stops=stops).stop_reason == reason
+
+
 async def test_an_internal_error_counts_as_failed() -> None:
     def broken() -> None:
         raise RuntimeError("broken")

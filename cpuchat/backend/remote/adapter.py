@@ -36,7 +36,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "prompt_ms": ("timings.prompt_ms",),
     "predicted_ms": ("timings.predicted_ms", "metrics.generation_time_ms"),
     "ttft_ms": ("metrics.time_to_first_token_ms",),
-    "queue_ms": ("metrics.queue_time_ms",),
+    "queue_ms": ("timings.queue_ms", "metrics.queue_time_ms"),
     "draft_n": (
         "timings.draft_n", "metrics.speculative_decoding.num_draft_tokens", "stats.total_draft_tokens_count",
     ),
@@ -112,7 +112,7 @@ KINDS: Final = {
         name="cpuchat serve",
         sends=dict.fromkeys(("timings_per_token", "return_progress"), True),
         continuing=None,
-        unreported={"acceptance": "no drafts yet: start it with --drafters auto"},
+        unreported={"acceptance": "no drafts yet"},
     ),
     "vllm": ServerKind(
         "vLLM",

@@ -333,6 +333,7 @@ class StreamTally:
             predicted_n=n,
             predicted_ms=predicted_ms,
             ttft_ms=0.0 if first is None else 1e3 * (first - self._started),
+            queue_ms=figures.get("queue_ms", 0.0),
             draft_n=speculation.draft_n if speculation is not None else 0,
             draft_n_accepted=speculation.draft_n_accepted if speculation is not None else 0,
             n_past=total + max(0, n - 1) if total else 0,

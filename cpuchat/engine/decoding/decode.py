@@ -224,19 +224,25 @@ class Decoder:
     def _next_pass(self, speculator: Speculator) -> StopReason | None:
         tokens = self._tokens
         if self._sequence.has_company:  # such a pass tells nothing of what drafts cost
-            return self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
+            self._update(speculator)
+            reason = self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
+            if reason != "end":
+                speculator.count_pass()
+            return reason
         proposal = speculator.propose(tokens, self._limit - len(tokens) - 1)
+        self._update(speculator)
         start = perf_counter()
-        if start >= self._next_update:
-            self._on_update(len(tokens), speculator.figures())
-            start = perf_counter()
-            self._next_update = start + UPDATE_SECONDS
         if proposal is not None:
             return self._verify_pass(speculator, proposal, start)
         reason = self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
         if reason != "end":  # that pass has written nothing, and comes after the time of the last token
             speculator.record_plain(perf_counter() - start)
         return reason
+
+    def _update(self, speculator: Speculator) -> None:
+        if perf_counter() >= self._next_update:
+            self._on_update(len(self._tokens), speculator.figures())
+            self._next_update = perf_counter() + UPDATE_SECONDS
 
     def _take(self, token: int, drafter: str) -> StopReason | None:
         """Add the next token of the answer; returns why it is the last one, if it is."""

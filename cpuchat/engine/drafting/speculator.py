@@ -149,6 +149,10 @@ class Speculator:
         if self._model is not None and proposal.drafter == "draft":
             self._model.start_verify(proposal.tokens)
 
+    def count_pass(self) -> None:
+        """Count a plain pass that tells nothing of what passes cost."""
+        self._stats.record(PassRecord(0.0))
+
     def record_plain(self, seconds: float) -> None:
         """Learn from a plain pass, and count the cost of looking for a draft before it."""
         start = perf_counter()

@@ -48,6 +48,10 @@ class Chats(OptionList):
         listed = chat_id is not None and any(option.id == chat_id for option in self.options)
         self.highlighted = self.get_option_index(chat_id) if listed and chat_id else None
 
+    def on_focus(self) -> None:
+        if self.highlighted is None:
+            self.action_first()
+
     def action_select(self) -> None:
         """Open the chat: at the message under the cursor, or at the first one with what was searched for."""
         if self.highlighted is None or not (id := self.get_option_at_index(self.highlighted).id):
@@ -143,5 +147,3 @@ class ChatList(Vertical):
     def _to_list(self) -> None:
         options = self.query_one(Chats)
         options.focus()
-        if options.highlighted is None:
-            options.action_first()

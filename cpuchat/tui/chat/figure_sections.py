@@ -61,6 +61,7 @@ def timing(frame: Frame) -> list[Line]:
     return [
         _figure(frame, "average", now.decode_tok_s, lambda value: (units.rate(value), f"tok/s{about}")),
         _figure(frame, "first token", now.ttft_s, units.duration),
+        *([_row(frame, "queued", *units.duration(now.queued_s))] if now.queued_s is not None else []),
         _figure(frame, "prefill", now.prefill_tok_s, _tok_s),
         reused,
         _figure(frame, "written", written, lambda count: (f"{count:,}", f"token{'s' * (count != 1)}{about}")),

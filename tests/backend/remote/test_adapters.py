@@ -43,7 +43,7 @@ async def test_llama_server() -> None:
         for n, (channel, text) in enumerate((("reasoning_content", "hm"), ("content", "yes")), 1):
             timings = {
                 "cache_n": 8, "prompt_n": 32, "prompt_ms": 20.0, "predicted_n": 2 * n, "predicted_ms": 30.0 * n,
-                "draft_n": 3 * n, "draft_n_accepted": n,
+                "draft_n": 3 * n, "draft_n_accepted": n, "queue_ms": 250.0,
             }  # fmt: skip
             await reply.event({"id": "c1", "choices": [{"delta": {channel: text}}], "timings": timings})
         await reply.finish("stop", usage={"prompt_tokens": 40, "completion_tokens": 4})
@@ -60,6 +60,7 @@ async def test_llama_server() -> None:
         assert "--spec" in model.why_unreported("acceptance") and model.drafts_off is not None
         assert (got.reasoning, got.text) == ("hm", "yes")
         assert (got.timings.cache_n, got.timings.prompt_n, got.timings.predicted_n) == (8, 32, 4)
+        assert (got.timings.queue_ms, got.timings.prompt_ms) == (250.0, 20.0)
         assert (got.timings.draft_n, got.timings.draft_n_accepted, got.timings.seed) == (6, 2, 5)
         body = server.chats()[0].body
         assert (body["seed"], body["top_k"], body["timings_per_token"], body["return_progress"]) == (5, 7, True, True)

@@ -65,6 +65,8 @@ async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -
                 assert marked(app) == "TOML schema"
             elif leave == ("ctrl+n",):
                 assert app.conversation.chat is None and not app.contents() and marked(app) is None
+                await app.press(*(["f8"] * (1 + app.chat.has_class("-wide"))), "enter")  # the first one
+                await app.until(lambda: marked(app) == "What is a [roofline]?")
 
         options.focus()
         await app.press("home", "enter")
