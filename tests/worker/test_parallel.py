@@ -294,7 +294,8 @@ async def test_lanes_compute_on_the_same_threads_and_their_passes_fit_the_batch(
     pool, passes = model.pool, model.passes
     first, last = passes.lanes[0], passes.lanes[-1]
     pool._next_look, before = float("inf"), pool.threads
-    first.step(65), last.step(65)
+    for lane in (first, last):
+        lane.step(65)
     pool.n_active, pool.threads = 2, pool._start(2)
     first.step(66)
     pool.n_active, pool.threads = 1, before
