@@ -222,7 +222,7 @@ class Engine:
         if self._beside:
             self._writer.pause()
             self._passes.run_beside()
-            self._rest()
+        self._rest()  # the last one may have ended since this thread's own answer did
 
     def measure(self, command: Measure) -> None:
         with self._answering(command.request_id):
@@ -287,10 +287,11 @@ class Engine:
         """Count the tokens of a text or a prompt. Ends with `TokensCounted`."""
         n_tokens, prompt = None, command.prompt
         if self._loaded is not None:
-            with contextlib.suppress(CpuchatError):  # the template takes no such messages
+            with contextlib.suppress(CpuchatError, Aborted):  # the template takes no such messages
                 if prompt is not None:
+                    flag = self._beside.get(-command.request_id)
                     n_tokens = AnswerRun(
-                        self._loaded, prompt, perf_counter(), self._emit, self._output_thread
+                        self._loaded, prompt, perf_counter(), self._emit, self._output_thread, flag
                     ).count_prompt()
                 else:
                     n_tokens = len(self._loaded.model.vocab.tokenize(command.text.encode(), add_special=False))
@@ -300,9 +301,9 @@ class Engine:
         """Begin to save what a crash would lose; called when the engine has been idle for a while."""
         if self._setup is not None:
             self._setup.save()
-        if self._loaded is not None:
-            for lane in self._loaded.lanes:
-                lane.save()
+        if self._loaded is not None and not self._writer.is_busy:
+            for lane in sorted(self._loaded.lanes, key=lambda one: one.used):
+                lane.save(waits=True)
 
     def close(self) -> None:
         self._free()
@@ -313,7 +314,7 @@ class Engine:
         """Save the chat, unless `is_cancelled` meanwhile, and free the model."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            for lane in reversed(loaded.lanes):
+            for lane in sorted(loaded.lanes, key=lambda one: one.used):
                 lane.close(is_cancelled)
         self._free_model()
 

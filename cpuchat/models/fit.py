@@ -536,6 +536,7 @@ def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, target: GG
     hidden = 4 * width * (2 * options.n_batch + 1024) if is_head else 0
     if own:
         return MemoryNeed(0, 0, 0, _compute_bytes(draft, options, n_ctx, VERIFIED) + hidden, n_ctx=n_ctx)
+    options = msgspec.structs.replace(options, parallel=1)  # it follows one answer
     need = required_memory(draft, options, n_ctx if is_head else min(n_ctx, draft.n_ctx_train or n_ctx))
     return msgspec.structs.replace(need, compute=need.compute + hidden)
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import shutil
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
+from time import perf_counter
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.engine.llama.bindings import llama
+from cpuchat.engine.llama.passes import _Request
 from cpuchat.protocol.messages import (
     AUTO_PARALLEL,
     AnyEvent,
+    Event,
     Generate,
+    GenerationFinished,
     PrefillProgress,
     Sampling,
+    Speculation,
     StateKey,
     TextDelta,
 )
 from tests.support.chatting import Answer, chat, collect, load, worker
+from tests.support.engine_chat import OPTIONS, Chat, user
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 from tests.worker.conftest import started
 
@@ -185,3 +195,113 @@ async def test_what_cannot_share_passes_says_so(
 
 async def test_as_many_as_fit_are_chosen(tiny_model: Path, other: LocalBackend) -> None:
     assert (await load(other, tiny_model, parallel=0)).parallel == AUTO_PARALLEL
+
+
+GREEDY, PLAIN = Sampling(temperature=0.0), Speculation(drafters=())
+
+
+@pytest.fixture
+def here() -> Iterator[Chat]:
+    """An engine in this process."""
+    chat = Chat()
+    yield chat
+    chat.engine.close()
+
+
+def two_lanes(here: Chat, path: Path, **options: object) -> None:
+    changed = {"parallel": 2, "n_ctx": 1024, **options}
+    here.load(path, msgspec.structs.replace(OPTIONS, **changed), path.parent / "kv")
+
+
+async def test_rows_are_not_read_where_another_lane_has_moved_them(here: Chat, tmp_path: Path) -> None:
+    two_lanes(here, write_tiny_gguf(tmp_path / "model.gguf", gain=3.0))
+    texts = []
+    for words, owner, speculation in (
+        ("hello there you", "a", PLAIN),
+        ("a b c " * 6, "b", Speculation(drafters=("suffix",), depth=16)),
+        ("hello there you", "a", PLAIN),
+    ):
+        here.ask(user(words), owner=owner, sampling=GREEDY, max_tokens=40, speculation=speculation)
+        texts.append(here.text)
+    assert texts[0] == texts[2]
+
+
+async def test_an_answer_beside_leaves_the_draft_model_to_the_other(here: Chat, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", gain=3.0)
+    draft = shutil.copy(path, tmp_path / "draft.gguf")
+    two_lanes(here, path, n_ctx=4096, draft_path=str(draft))
+    drafting = Speculation(drafters=("draft",), depth=4)
+    here.ask(user("A engine please " * 60), chat_id="A", sampling=GREEDY, max_tokens=5, speculation=PLAIN)
+    here.ask(user("B engine please " * 20), chat_id="B", sampling=GREEDY, max_tokens=60, speculation=drafting)
+    beside = Generate(
+        request_id=501,
+        messages=(user("B engine please " * 20 + "more"),),
+        sampling=GREEDY,
+        max_tokens=3,
+        state=StateKey(chat="B"),
+    )
+
+    def write_beside() -> None:
+        here.engine.generate_beside(beside, perf_counter())
+        here.engine.end_beside(501)
+
+    thread = threading.Thread(target=write_beside)
+
+    def react(event: Event) -> None:
+        if isinstance(event, TextDelta) and not thread.ident:
+            here.engine.begin_beside(501)
+            thread.start()
+
+    here.react = react
+    here.events.clear()
+    command = Generate(
+        request_id=500,
+        messages=(user("C engine please " * 20),),
+        sampling=GREEDY,
+        max_tokens=300,
+        state=StateKey(chat="C"),
+        speculation=drafting,
+    )
+    here.engine.generate(command)
+    here.engine.run_beside()
+    thread.join()
+    finished = {one.request_id: one.timings for one in here.of(GenerationFinished)}
+    assert finished.keys() == {500, 501}, here.events
+    reuse = finished[501].reuse
+    assert reuse is not None and reuse.source == "memory", "the state has a part of the draft model"
+    assert finished[500].draft_n_accepted == finished[500].draft_n > 100
+
+
+async def test_all_lanes_are_saved_when_idle_and_after_an_answer_beside(here: Chat, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf")
+    two_lanes(here, path)
+    for name in ("one", "two"):
+        here.ask(user(f"{name} {LONG[:300]}"), chat_id=name, keeps=True)
+    here.engine.idle()
+    here.settle()
+    assert len(list((tmp_path / "kv").glob("*.kv"))) == 2
+    here.engine.begin_beside(99)  # it ends after the other answer, but before `run_beside`
+    here.ask(user("hello"))
+    here.engine.end_beside(99)
+    here.engine.run_beside()
+    assert here.engine._writer._engine_idle.is_set()
+
+
+async def test_lanes_compute_on_the_same_threads_and_their_passes_fit_the_batch(here: Chat, tmp_path: Path) -> None:
+    two_lanes(here, write_tiny_gguf(tmp_path / "model.gguf"), parallel=4, n_batch=32)
+    model = here.loaded.model
+    assert model.passes is not None
+    pool, passes = model.pool, model.passes
+    first, last = passes.lanes[0], passes.lanes[-1]
+    pool._next_look, before = float("inf"), pool.threads
+    for lane in (first, last):
+        lane.step(65)
+    pool.n_active, pool.threads = 2, pool._start(2)
+    first.step(66)
+    pool.n_active, pool.threads = 1, before
+    last.step(66)
+    assert llama.llama_n_threads(last.context) == 1
+    for n, n_chosen in ((14, 2), (15, 1)):  # 4 of 32 are for tokens of the lanes between
+        passes._waiting = [_Request(lane, [65] * n, n) for lane in (first, last)]
+        assert len(passes._choose()[0]) == n_chosen
+    passes._waiting = []

@@ -404,7 +404,8 @@ class Model:
         DoesNotFit: there is not enough memory."""
         n_ctx = self.sequence.n_ctx if self._is_long(self.sequence.n_ctx) else min(n_ctx, self.sequence.n_ctx)
         # The rows in llama.cpp's output buffer, and in the graph's.
-        need = 8 * n_outputs * self.vocab.n_tokens + self.plan.need.kv * n_ctx // self.sequence.n_ctx
+        kv = self.plan.need.kv // self.options.parallel
+        need = 8 * n_outputs * self.vocab.n_tokens + kv * n_ctx // self.sequence.n_ctx
         if need > available_for_model():
             raise DoesNotFit(f"Scoring {n_ctx:,} tokens needs {need / 1e9:.2f} GB more.", "Close other programs.")
         context = self._new_context(self.pool.n_threads, n_ctx, n_outputs, n_outputs)

@@ -58,7 +58,8 @@ class Lane(Sequence):
         passes = self._shared_passes
         self.is_shared = passes.is_shared
         if not self.is_shared:
-            self._offset = 0
+            self._offset, self._is_stepping = 0, self._is_stepping and passes.last is self
+            passes.last = self
             passes.stop_with(self.abort)
             super().evaluate(tokens, whole)
             return
@@ -120,6 +121,7 @@ class Passes:
         lock: over the context: held by whoever calls llama.cpp for it.
         lanes: all sequences, by their id.
         is_shared: there are answers beside the one on the engine's thread, or without one there.
+        last: the lane that evaluated the last pass by itself: the next may move the rows that it knows the place of.
     """
 
     def __init__(self, context: Any, n_outputs: int, share: float) -> None:
@@ -127,6 +129,7 @@ class Passes:
         self.lock = threading.RLock()
         self.lanes: list[Lane] = []
         self.is_shared = False
+        self.last: Lane | None = None
         self._n_outputs = n_outputs
         self._share = share
         self._engine_thread = threading.get_ident()
@@ -138,7 +141,7 @@ class Passes:
         self._was_slice = False
         self._token_seconds = _SLICE_SECONDS / _TILE  # of a prompt, followed
         self._never, self._is_stoppable = AbortFlag(), True
-        n_batch = int(llama.llama_n_batch(context))
+        self._n_batch = n_batch = int(llama.llama_n_batch(context))
         self._batch = llama.llama_batch_init(n_batch, 0, 1)
         arrays = (self._batch.token, self._batch.pos, self._batch.logits)
         self._arrays = tuple(np.ctypeslib.as_array(one, (n_batch,)) for one in arrays)
@@ -231,7 +234,9 @@ class Passes:
         if steps and (not prompts or self._was_slice or self._owed > 0):
             chosen, n_rows = list[tuple[_Request, int]](), 0
             for one in steps:
-                if (n_rows := n_rows + one.n_outputs) <= self._n_outputs:
+                n_rows += one.n_outputs
+                fits = n_rows + len(self.lanes) <= self._n_batch or not chosen  # a lane between others gets a token
+                if n_rows <= self._n_outputs and fits:
                     chosen.append((one, one.left))
             return self._without_gaps(chosen, prompts), False
         return self._slices(prompts), bool(steps)
@@ -259,6 +264,7 @@ class Passes:
     def _evaluate(self, chosen: list[tuple[_Request, int]]) -> None:
         """Evaluate the next tokens of each request in one pass; where that fails, one after the other."""
         with self.lock:
+            self.last = None
             if self._is_stoppable:
                 self._is_stoppable = False
                 llama.llama_set_abort_callback(self.context, self._never.callback, self._never.data)

@@ -176,7 +176,7 @@ class Sequence:
         decode_seconds: time spent inside llama_decode since it was last set to 0.
         is_divisible: beside the partial state there is attention that keeps every token.
         partial_bytes: of a partial state; 0: none is needed, going back is cutting.
-        pool: the threads that compute it, and `attached` the ggml_threadpool of them that does now.
+        pool: the threads that compute it.
         on_evaluated: told the place and number of the tokens of each batch, while what llama.cpp gave for it is there;
             0 tokens where others are in the KV cache from now on.
         is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` make it usable.
@@ -214,7 +214,6 @@ class Sequence:
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
         self.pool: ThreadPool | None = None
         self.on_evaluated: Callable[[int, int], None] | None = None
-        self.attached = 0
         self._never = AbortFlag()
         self._is_stoppable = True
         llama.llama_set_abort_callback(context, abort.callback, abort.data)
@@ -324,7 +323,8 @@ class Sequence:
     def logits(self, index: int) -> np.ndarray:
         """Return the logits of the token at `index` of the last batch: float32 of shape (n_vocab,), a view that is
         valid until the next batch. Raises GenerationFailed: that token has no logits."""
-        address = bindings.logits_address(self.context, index + self._offset)
+        with self.lock:
+            address = bindings.logits_address(self.context, index + self._offset)
         row = self._rows.get(address)
         if row is None:
             if not address:
@@ -347,7 +347,8 @@ class Sequence:
 
     def first_held(self) -> int:
         """Return the first position that every layer still holds; -1: nothing is held."""
-        return int(llama.llama_memory_seq_pos_min(self._kv_cache, self.id)) if self._n_window else 0
+        with self.lock:
+            return int(llama.llama_memory_seq_pos_min(self._kv_cache, self.id)) if self._n_window else 0
 
     def truncate(self, n: int) -> int:
         """Drop all but the first `n` tokens; returns how many are left, 0 if they cannot be dropped in part."""

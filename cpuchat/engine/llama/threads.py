@@ -104,6 +104,7 @@ class ThreadPool:
             ThreadPool.watches = False
         self._known = self._allowed()
         self._pools: dict[int, PoolThreads] = {}
+        self._attached: dict[int, int] = {}  # the ggml_threadpool of each context, which several sequences may have
         self._masks: tuple[frozenset[int], ...] = ()
         self._next_look = self._retry = 0.0
         self._looks = self._left = 0
@@ -121,7 +122,7 @@ class ThreadPool:
     def _attach(self, sequence: Any) -> None:
         bindings.attach_threadpool(sequence.context, self.threads.address, None)
         llama.llama_set_n_threads(sequence.context, self.n_active, self.n_active)
-        sequence.attached = self.threads.address
+        self._attached[id(sequence.context)] = self.threads.address
 
     def begin_answer(self, now: float) -> None:
         """Forget the note of the last answer, and look at the CPUs."""
@@ -132,7 +133,7 @@ class ThreadPool:
         """Let as many threads compute the next pass of an attached `sequence` as the CPUs allow."""
         if now >= self._next_look:
             self.look(now)
-        if sequence.attached != self.threads.address:
+        if self._attached.get(id(sequence.context)) != self.threads.address:
             self._attach(sequence)
 
     def look(self, now: float) -> None:

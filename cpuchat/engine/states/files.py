@@ -82,7 +82,7 @@ class DiskWriter:
         return not self._job.done()
 
     def start(self, job: Callable[[], None]) -> None:
-        """Run `job`, which calls `wait_until_idle` between slices of a few milliseconds; not while one `is_busy`."""
+        """Run `job`, which calls `wait_until_idle` between slices of a few milliseconds, after the jobs before it."""
         self._job = self._executor.submit(_logged, job)
 
     def wait_until_idle(self) -> None:

@@ -148,6 +148,9 @@ class StateStore:
         files: the disk tier; None: nothing gets to the disk.
         budget: what may be written to disk.
         draft: the draft model's sequence; `draft_key` is for it what the key of `files` is for the target.
+
+    Attributes:
+        used: the number of the last request of its lane.
     """
 
     def __init__(
@@ -166,11 +169,11 @@ class StateStore:
         self.limit = limit
         self._files = files
         self._budget = budget
-        self._draft, self._draft_key = draft, draft_key
+        self._shared_draft, self._draft_key = draft, draft_key
         self._kept = kept or _Kept()
         self._kept.lanes.append(self)
         self.is_taken = self._has_begun = False
-        self._used = 0  # number of its last request
+        self.used = 0
         self._prompt = b""
         self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
         self._copying = 0.0  # seconds of the last checkpoint
@@ -182,8 +185,13 @@ class StateStore:
 
     def beside(self, sequence: Sequence) -> StateStore:
         """Return the store of another lane, which has the same states."""
-        shared = (self.piece, self.limit, self._files, self._budget, self._draft, self._draft_key, self._kept)
+        shared = (self.piece, self.limit, self._files, self._budget, self._shared_draft, self._draft_key, self._kept)
         return StateStore(sequence, *shared)
+
+    @property
+    def _draft(self) -> Sequence | None:
+        """Return the draft model's sequence for an answer on its thread, the only one that it follows."""
+        return self._shared_draft if self.sequence.is_evaluated_here else None
 
     @_alone
     def take(self, prompt: RenderedPrompt, key: StateKey) -> StateStore:
@@ -194,11 +202,11 @@ class StateStore:
         def worth(lane: StateStore) -> tuple[float, int]:
             held, n = token_bytes(lane.sequence.tokens), len(lane.sequence)
             shared = shared_tokens(held, tokens) if lane.live.key.owner == owner else 0
-            return shared - _LOST_SHARE * (n - shared), -lane._used
+            return shared - _LOST_SHARE * (n - shared), -lane.used
 
         free = [lane for lane in self._kept.lanes if not lane.is_taken]
         lane = max(free, key=worth) if len(free) > 1 else free[0]
-        lane.is_taken, lane._used = True, self._kept.requests + 1
+        lane.is_taken, lane.used = True, self._kept.requests + 1
         return lane
 
     @_alone
@@ -461,13 +469,19 @@ class StateStore:
         Aborted: stopped."""
         if state.lane is not None:
             with state.lane.lock:  # its answer may have gone on
+                if state.lane.state_size() > available_bytes() // 2:
+                    return None
                 state.tokens = token_bytes(state.lane.tokens)
                 return state.lane.state()
         if state.data is not None or state.file is None or state.part is None or self._files is None:
             return state.data
         if state.part.nbytes > available_bytes() // 2:
             return None
-        data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
+        self._kept.changed.release()  # a disk may be slow, and others begin and evaluate meanwhile
+        try:
+            data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
+        finally:
+            self._kept.changed.acquire()
         if data is not None and self._make_room(data.nbytes, (state,)):
             state.data = data
         return data
@@ -577,15 +591,15 @@ class StateStore:
         return note
 
     @_alone
-    def save(self, *, at_end: bool = False) -> None:
+    def save(self, *, at_end: bool = False, waits: bool = False) -> None:
         """Begin to write the conversation in the KV cache if enough of it would be lost.
 
         It is written whole, so a long one is written again only when it has grown by a third: in all, at most four
         times what was added, whatever its length. What is lost meanwhile costs its prefill. `at_end`: this is the last
-        opportunity: it is saved if it is worth restoring."""
+        opportunity: it is saved if it is worth restoring. `waits`: after what is being written, else not now."""
         files, sequence = self._files, self.sequence
         self._write_heads()
-        if files is None or not self.live.key.on_disk or files.writer.is_busy:
+        if files is None or not self.live.key.on_disk or (files.writer.is_busy and not waits):
             return
         if self.live.is_once and not at_end:
             return
@@ -631,7 +645,8 @@ class StateStore:
 
     @_alone
     def close(self, is_cancelled: Callable[[], bool]) -> None:
-        """Save what the KV cache holds, unless `is_cancelled` meanwhile; the first lane also what no lane does."""
+        """Save what the KV cache holds, unless `is_cancelled` meanwhile; the lane used last also what no lane
+        does."""
         if (files := self._files) is not None:
             files.writer.finish(is_cancelled)
             while self._kept.unwritten and self._budget.allows() and not is_cancelled():
@@ -640,7 +655,7 @@ class StateStore:
             self.save(at_end=True)
             files.writer.finish(is_cancelled)
             files.drop(self.live.key.chat)
-            if self._kept.lanes[0] is not self:
+            if self is not max(self._kept.lanes, key=lambda one: one.used):
                 return
             # And conversations that others came after.
             live = [lane.live.key for lane in self._kept.lanes]
