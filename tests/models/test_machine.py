@@ -72,5 +72,5 @@ def test_before_a_probe_passes_cost_what_is_usual_of_such_cores() -> None:
     machine = this_machine(parse("[engine]\nthreads = 1\n"))
     assert machine.profile is not None
     assert machine.profile.read_rate(1e12) == pytest.approx(0.85 * 25e9)
-    assert machine.source == "85 % of 25.0, measured, 1 core; passes not measured"
+    assert machine.source == "85 % of 25, measured, 1 core; passes not measured"
     assert not (machine.fitted or machine.probed)

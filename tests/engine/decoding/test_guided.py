@@ -287,5 +287,5 @@ def test_an_answer_after_limited_reasoning(chat: Chat, tmp_path: Path) -> None:
     drafted = said(reasoning_budget=12, speculation=Speculation(drafters=("suffix",), depth=4))
     assert drafted == (reasoning, answer)
     assert said(reasoning=False)[0].strip() == ""
-    chat.react = lambda event: chat.engine.end_reasoning() if isinstance(event, TextDelta) else None
+    chat.react = lambda event: chat.engine.end_reasoning(event.request_id) if isinstance(event, TextDelta) else None
     assert said(max_tokens=400)[1]

@@ -145,7 +145,7 @@ async def test_attachments_are_folded_and_regenerating_and_editing_send_a_file_a
         assert last_asked(app) == "notes.md:\n```\nchanged\n```\n\nAnd now, @notes.md?"
 
 
-async def test_a_long_pasted_text_becomes_an_attachment_but_in_a_system_prompt() -> None:
+async def test_a_long_pasted_text_becomes_an_attachment() -> None:
     async with running() as app:
         await app.ready()
         await paste(app, LONG.rpartition("\n")[0])
@@ -160,11 +160,6 @@ async def test_a_long_pasted_text_becomes_an_attachment_but_in_a_system_prompt()
         assert app.conversation.chat is not None and app.conversation.chat.title == LONG.splitlines()[0]
         await paste(app, "word " * 100_000)
         assert app.prompt.text == "[Pasted text 2: 1 line]"
-        app.prompt.clear()
-        await app.press("alt+s")
-        await app.until(lambda: app.prompt.border_title == "Edit system prompt")
-        await paste(app, LONG)
-        assert LONG in app.prompt.text and "[Pasted text" not in app.prompt.text
 
 
 async def test_both_sides_of_a_comparison_get_the_attachments() -> None:
