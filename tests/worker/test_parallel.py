@@ -59,7 +59,7 @@ async def alone(shared: LocalBackend) -> dict[str, Answer]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def four(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
     async with started(tmp_path_factory.mktemp("four")) as backend:
-        model = await load(backend, tiny_model, parallel=4)
+        model = await load(backend, tiny_model, parallel=4, n_ctx=16384)  # that nothing endless ends by itself
         assert model.parallel == 4
         yield backend
 
