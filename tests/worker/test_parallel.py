@@ -90,10 +90,10 @@ async def until(events: AsyncGenerator[AnyEvent, None], kind: type) -> AnyEvent:
 async def test_one_that_is_left_early_ends_alone_and_others_join_and_go_on(
     four: LocalBackend, alone: dict[str, Answer]
 ) -> None:
-    endless = four.generate(chat("hello", max_tokens=0))
+    endless = four.generate(chat("hello", max_tokens=0, ignore_eos=True))
     await until(endless, TextDelta)
     joined = [asyncio.create_task(collect(four.generate(REQUESTS[name]))) for name in ("long", "sampled", "grammar")]
-    reading = four.generate(chat(f"something else {LONG * 2}", max_tokens=0))
+    reading = four.generate(chat(f"something else {LONG * 2}", max_tokens=0, ignore_eos=True))
     await until(reading, PrefillProgress)
     await reading.aclose()
     for task, name in zip(joined, ("long", "sampled", "grammar"), strict=True):
@@ -104,7 +104,7 @@ async def test_one_that_is_left_early_ends_alone_and_others_join_and_go_on(
 
 
 async def test_one_that_waits_ends_at_once_when_it_is_cancelled(four: LocalBackend) -> None:
-    endless = [four.generate(chat(f"endless {i}", max_tokens=0)) for i in range(4)]
+    endless = [four.generate(chat(f"endless {i}", max_tokens=0, ignore_eos=True)) for i in range(4)]
     for one in endless:
         await until(one, TextDelta)
     waiting = asyncio.create_task(collect(four.generate(chat("waits for a lane"))))
@@ -152,7 +152,7 @@ async def test_what_prompts_begin_with_is_waited_for_and_copied(tmp_path: Path, 
 
 
 async def test_tokens_are_counted_and_a_chat_is_forgotten_beside_answers(four: LocalBackend) -> None:
-    endless = four.generate(chat("hello", max_tokens=0))
+    endless = four.generate(chat("hello", max_tokens=0, ignore_eos=True))
     await until(endless, TextDelta)
     assert await four.count_prompt(chat("how many?"))
     forgetting = four.forget("some chat")
