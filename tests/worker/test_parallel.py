@@ -108,6 +108,8 @@ async def test_one_that_waits_ends_at_once_when_it_is_cancelled(four: LocalBacke
     for one in endless:
         await until(one, TextDelta)
     waiting = asyncio.create_task(collect(four.generate(chat("waits for a lane"))))
+    for _ in range(10):  # queued texts of others let no task begin
+        await asyncio.sleep(0)
     await until(endless[0], TextDelta)
     await four.cancel()
     assert (await waiting).finished.stop_reason == "cancelled"
