@@ -201,7 +201,7 @@ class Passes:
         """Evaluate what answers wait for until `is_over`. On the engine's thread."""
         while True:
             with self._changed:
-                while not is_over() and not self._is_due():
+                while not (self._is_due() or is_over()):  # the former ends what was stopped
                     self._changed.wait()
                 if is_over():
                     return
