@@ -289,6 +289,15 @@ async def test_all_lanes_are_saved_when_idle_and_after_an_answer_beside(here: Ch
     assert here.engine._writer._engine_idle.is_set()
 
 
+async def test_an_answer_on_the_engines_thread_that_is_stopped_beside_others_ends(here: Chat, tmp_path: Path) -> None:
+    two_lanes(here, write_tiny_gguf(tmp_path / "model.gguf"))
+    here.engine.begin_beside(99)  # one that leaves no tokens to evaluate
+    here.react = lambda event: here.engine.cancel() if isinstance(event, TextDelta) else None
+    here.ask(user("hello"), max_tokens=0, ignore_eos=True)
+    assert here.of(GenerationFinished)[-1].stop_reason == "cancelled"
+    here.engine.end_beside(99)
+
+
 async def test_lanes_compute_on_the_same_threads_and_their_passes_fit_the_batch(here: Chat, tmp_path: Path) -> None:
     two_lanes(here, write_tiny_gguf(tmp_path / "model.gguf"), parallel=4, n_batch=32)
     model = here.loaded.model
