@@ -98,7 +98,7 @@ class Workers:
         )
         _forget_pairs()
         say(f"loading {model.name}" + (f" with {draft.name}" if draft else ""))
-        spec = PlacementSpec(threads=self._threads, draft_cores="shared")
+        spec = PlacementSpec(threads=self._threads)
         return self._runner.run(self._stack.enter_async_context(worker(model, options, spec)))
 
     def run(self, request: Any) -> Answer:

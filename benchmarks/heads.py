@@ -177,7 +177,7 @@ def against_server(setup: Setup, alpha: float) -> Section:
 
 async def _caught_up(file: Path, head: str, setup: Setup, prompts: Sequence[str], folder: Path) -> dict[str, float]:
     """Milliseconds of the first prompt, of one that goes on with it, and of both after a restart; MB."""
-    spec = PlacementSpec(threads=setup.threads, draft_cores="shared")
+    spec = PlacementSpec(threads=setup.threads)
     found: dict[str, float] = {}
     drafts = fixed(SERVER_DEPTH) if head else PLAIN
     for name, more in zip(("prompt", "restarted"), prompts[1:], strict=True):

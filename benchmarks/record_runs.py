@@ -23,7 +23,6 @@ import msgspec
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure import peak, store
 from cpuchat.measure.subject import on_cores
@@ -119,7 +118,7 @@ async def record(name: str, run: Run, folder: Path) -> Recorded:
             recorded.events.append((round(time.monotonic() - began, 4), event))
 
     try:
-        async for event in backend.load(target, options, PlacementSpec(draft_cores="shared")):
+        async for event in backend.load(target, options):
             keep(event)
         text = "one two three four five six seven eight nine ten " * (run.prompt // 10)
         for _ in range(run.answers):

@@ -53,7 +53,6 @@ saved_kv_gb = 2.0
 drafters = "auto"
 draft_model = ""
 depth = 0
-draft_cores = "auto"
 [hardware]
 probe = false
 counters = false

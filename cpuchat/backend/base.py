@@ -207,9 +207,7 @@ async def ended(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def place_here(spec: PlacementSpec, *, with_draft: bool) -> Placement:
+def place_here(spec: PlacementSpec) -> Placement:
     """Return the cores and the memory policy for `spec`. Raises UsageError for what this machine does not allow."""
     inherited = current()
-    return place(
-        read_topology(), spec, with_draft=with_draft, inherits_policy=inherited is None or bool(inherited.places)
-    )
+    return place(read_topology(), spec, inherits_policy=inherited is None or bool(inherited.places))

@@ -20,13 +20,12 @@ import msgspec
 from cpuchat.backend.base import NO_MODEL, ModelBackend, place_here
 from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, Spawner, WorkerProcess, watch_over
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported, UsageError, WorkerDied
+from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.measure.peak import with_peak
 from cpuchat.models.cpu_modules import AUTO, installed
 from cpuchat.models.gguf.header import model_files
-from cpuchat.models.heads import shares_cores
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -78,9 +77,7 @@ class LocalBackend(ModelBackend):
         It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
         `load`.
         """
-        self._prepared = self.spawner.spawn(
-            self._log_dir, lambda: _launch(place_here(spec, with_draft=False), cpu_module)
-        )
+        self._prepared = self.spawner.spawn(self._log_dir, lambda: _launch(place_here(spec), cpu_module))
 
     async def start(self, cpu_module: str = AUTO) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
@@ -91,7 +88,7 @@ class LocalBackend(ModelBackend):
         self._sizes = await asyncio.to_thread(_file_sizes, path, Path(options.draft_path or path))
         try:
             names = [_transferable(one) for one in (path, self._state_dir or Path())]
-            placement = await asyncio.to_thread(_placed, path, options.draft_path, spec)
+            placement = await asyncio.to_thread(place_here, spec)
             launch = await asyncio.to_thread(_launch, placement, options.cpu_module)
         except CpuchatError as error:
             yield Failed.of(error)
@@ -107,7 +104,6 @@ class LocalBackend(ModelBackend):
             request_id=next(self._request_ids),
             path=names[0],
             cpus=placement.cpus,
-            draft_cpus=placement.draft_cpus,
             roams=placement.roams,
             options=options,
             state_dir=names[1] if self._state_dir else "",
@@ -352,13 +348,6 @@ class _Exchange:
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, _FINAL)
         return event
-
-
-def _placed(path: Path, draft: str, spec: PlacementSpec) -> Placement:
-    own_cores = bool(draft) and spec.names_draft_cores
-    with contextlib.suppress(ModelNotFound, ModelDamaged, ModelUnsupported):  # the worker tells
-        own_cores = own_cores and not shares_cores(path, Path(draft))
-    return place_here(spec, with_draft=own_cores)
 
 
 def _launch(placement: Placement, cpu_module: str) -> Launch:

@@ -216,7 +216,7 @@ def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
     topology = read_topology()
     for setup in dict.fromkeys(cell.setup for cell in cells):
         spec = dataclasses.replace(PlacementSpec.of(setup.settings(chosen)), is_saved=False)
-        place(topology, spec, with_draft=bool(setup.draft))
+        place(topology, spec)
 
 
 def setups_of(file: Path, chosen: Settings, **varied: Sequence[str]) -> list[Setup]:

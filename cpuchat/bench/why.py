@@ -83,7 +83,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
         pages=memory_pages(engine.pid, root),
         threads=thread_cpus(engine.pid, thread_ids, root),
         huge_pages=huge_pages(root),
-        peak=expected(model.compute_cpus, engine.memory_policy, root=root),
+        peak=expected(model.cpus, engine.memory_policy, root=root),
         products=ProductLog(model.cpus, engine.memory_policy, engine_cpu(engine.module or AUTO)).read(),
     )
 

@@ -175,7 +175,6 @@ def given_options(values: Mapping[str, Any]) -> dict[str, str]:
 
 _PLACED = {
     "cores": "engine__cores", "threads": "engine__threads", "memory_policy": "engine__memory_policy",
-    "draft_cores": "speculation__draft_cores",
 }  # fmt: skip
 
 

@@ -39,13 +39,6 @@ Cores = Annotated[
         description="auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
     ),
 ]
-DraftCores = Annotated[
-    str,
-    Meta(
-        pattern=rf"^(auto|shared|{_PLACES})$",
-        description="auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
-    ),
-]
 MemoryPolicy = Annotated[
     str,
     Meta(
@@ -174,7 +167,7 @@ class SpeculationSection(DraftOptions, SettingsSection):
     """Drafters and draft depth (protocol.Speculation).
 
     `drafters` see `protocol.drafters`. `draft_model` "" is the one that belongs to the model, if that is known; "none";
-    or what --model takes. `draft_cores` see hardware.placement.PlacementSpec.
+    or what --model takes.
     """
 
     drafters: Annotated[
@@ -190,19 +183,8 @@ class SpeculationSection(DraftOptions, SettingsSection):
             metavar="FILE|REPO|mtp|none",
         ),
     ] = ""
-    draft_cores: Annotated[
-        DraftCores,
-        Setting(
-            "Draft cores",
-            "auto, shared, CPUs such as 6,7, or l3:0",
-            takes_effect="load",
-            is_option=True,
-            metavar="LIST",
-        ),
-    ] = "auto"
 
     def __post_init__(self) -> None:
-        check_ranges("draft_cores", self.draft_cores)
         if "\0" in self.draft_model:
             raise ValueError("draft_model contains a NUL character")
 

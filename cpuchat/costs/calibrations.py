@@ -21,22 +21,13 @@ MIN_COMPARED: Final = 100
 """Compared tokens from which on an acceptance rate is told."""
 
 
-class OverlapCosts(msgspec.Struct, frozen=True):
-    """Costs while the draft model computes on its own cores, concurrently with the target: `verify_ms` and `draft_ms`
-    as in `PassCosts`."""
-
-    verify_ms: tuple[float, ...]
-    draft_ms: float
-
-
 class PassCosts(msgspec.Struct, frozen=True):
-    """Costs when target and draft model compute sequentially.
+    """Costs of a target and its draft model, which compute sequentially.
 
     Attributes:
         verify_ms: `verify_ms[n - 1]` is the ms of a target pass over n tokens, n = 1..32.
         draft_ms: ms per token drafted one after the other (0: no draft model).
         read_ms: ms per token of text that the draft model reads in a batch.
-        overlap: the concurrent costs, where that is possible.
         rollback_ms: extra after a pass in which a token was rejected.
         steady: False when the measurements scattered so much that they should be repeated.
         disturbed: True when other programs were using the cores for part of the passes, which tell little of plain
@@ -49,14 +40,12 @@ class PassCosts(msgspec.Struct, frozen=True):
     verify_ms: tuple[float, ...]
     draft_ms: float = 0.0
     read_ms: float = 0.0
-    overlap: OverlapCosts | None = None
     rollback_ms: float = 0.0
     steady: bool = True
     disturbed: bool = False
 
     def __post_init__(self) -> None:
-        curves = [self.verify_ms] + ([self.overlap.verify_ms] if self.overlap else [])
-        if any(len(curve) != MAX_TOKENS or min(curve) <= 0 for curve in curves):
+        if len(self.verify_ms) != MAX_TOKENS or min(self.verify_ms) <= 0:
             raise ValueError(f"a pass needs {MAX_TOKENS} positive times, one for each number of tokens")
         if min(self.draft_ms, self.read_ms, self.rollback_ms) < 0:
             raise ValueError("a cost cannot be negative")

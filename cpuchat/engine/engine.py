@@ -15,7 +15,7 @@ from cpuchat.engine.decoding.decode import PrefillChunking
 from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, available_for_model, describe
+from cpuchat.engine.llama.model import Model, available_for_model
 from cpuchat.engine.llama.passes import Passes
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.threads import leave_cores
@@ -127,7 +127,6 @@ class Engine:
         )
         left = available - model.plan.need.min_bytes
         setup = self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
-        model.info = describe(model)
         if setup.draft is not None:
             left -= setup.draft.need.min_bytes
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)

@@ -110,7 +110,7 @@ def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> P
 
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:
     """Return a loaded model with what is known of the cores that compute, its draft model's among them."""
-    peak = known(model.compute_cpus, policy)
+    peak = known(model.cpus, policy)
     if peak is None:
         return model
     return msgspec.structs.replace(model, peak_read=peak.bytes_per_s, peak_at_least=peak.at_least)

@@ -169,9 +169,8 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
-    computing = model.compute_cpus or model.cpus
-    measured = Reach(peak=known(computing, memory))
     peak = known(model.cpus, memory)
+    measured = Reach(peak=peak)
     costs = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else None
     if costs is None or not costs.probed or model.work is None:
         return measured
@@ -228,7 +227,7 @@ GROUPS: Final = (
     ("speculation.drafters", "speculation.depth", "speculation.draft_model"),
 )
 """Settings that only make sense together."""
-_PLACEMENT: Final = ("engine.threads", "engine.cores", "engine.memory_policy", "speculation.draft_cores")
+_PLACEMENT: Final = ("engine.threads", "engine.cores", "engine.memory_policy")
 _DEFAULTS: Final = Settings()
 MEASURED: Final = ("engine.threads", "engine.cores")
 """Settings that are measured even if the user set them: nobody knows in advance how many threads are best."""

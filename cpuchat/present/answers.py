@@ -278,7 +278,6 @@ def timings_json(timings: Timings) -> dict[str, Any]:
             "draft_passes": figures.draft_passes,
             "draft_ms": figures.draft_ms,
             "depth": figures.depth,
-            "overlap": figures.overlap,
         }  # fmt: skip
         fields["speculation"] = {
             "passes": figures.passes,

@@ -88,7 +88,7 @@ def rows(facts: DiagnosticFacts, now: Now) -> list[Row]:
         refused = now.engine.policy_refused
         policy += f" · requested policy rejected: {refused}" if refused else ""
     found = [
-        ("cores", cores_in_use(topology, *((model.cpus, model.draft_cpus) if model is not None else ()))),
+        ("cores", cores_in_use(topology, model.cpus if model is not None else ())),
         *now.speed[:1],
         *now.answered,
         *now.speed[1:],
@@ -108,16 +108,14 @@ def rows(facts: DiagnosticFacts, now: Now) -> list[Row]:
     return found + [("" if number else "note", note) for number, note in enumerate(topology.notes)]
 
 
-def cores_in_use(topology: Topology, target: Collection[int] = (), draft: Collection[int] = ()) -> str:
-    """`8 of 8 cores in use, CPUs 0-7 · 2 L3 groups × 16 MB · SMT unused`: by logical CPUs of the model and its draft
-    model; none: what there is."""
+def cores_in_use(topology: Topology, cpus: Collection[int] = ()) -> str:
+    """`8 of 8 cores in use, CPUs 0-7 · 2 L3 groups × 16 MB · SMT unused`: by logical CPUs; none: what there is."""
     from cpuchat.hardware.lists import format_cpu_list
 
-    total, allowed, rest = len(topology.cores), len(topology.allowed_cores), {*draft} - {*target}
+    total, allowed = len(topology.cores), len(topology.allowed_cores)
     words = [plural(total, "core")]
-    if target:
-        used = f"{topology.n_cores(target)}{f' + {topology.n_cores(rest)} for the draft model' if rest else ''}"
-        words = [f"{used} of {plural(total, 'core')} in use, CPUs {format_cpu_list({*target, *rest})}"]
+    if cpus:
+        words = [f"{topology.n_cores(cpus)} of {plural(total, 'core')} in use, CPUs {format_cpu_list(cpus)}"]
     if allowed < total:
         words.append(f"{allowed} allowed for this process")
     if topology.quota is not None:
@@ -127,8 +125,8 @@ def cores_in_use(topology: Topology, target: Collection[int] = (), draft: Collec
     groups = f"{n_groups} L3 groups{f' × {size}' if size else ''}"
     words += [groups] if n_groups > 1 else [f"L3 {size}"] if size else []
     if topology.smt:
-        twice = sum(len({*target, *rest}.intersection(core.cpus)) > 1 for core in topology.cores)
-        smt = "SMT unused" if target else "SMT"
+        twice = sum(len({*cpus}.intersection(core.cpus)) > 1 for core in topology.cores)
+        smt = "SMT unused" if cpus else "SMT"
         words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
     return " · ".join(words)
 
@@ -347,7 +345,7 @@ def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
     policy = facts.problems.get("memory_policy", "n/a")
     if used is not None:
         notes = " ".join(("", *used.notes))
-        cores = f"{cores_in_use(facts.topology, used.cpus, used.draft_cpus)}. {used.reason}{notes}"
+        cores = f"{cores_in_use(facts.topology, used.cpus)}. {used.reason}{notes}"
         policy = f"memory policy {used.memory_policy.words}: {used.policy_reason}"
     version = f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
     if engine is not None:

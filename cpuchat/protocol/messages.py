@@ -176,15 +176,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class LoadModel(Command, frozen=True):
     """Load `path`, replacing the model in use.
 
-    `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
-    on `cpus`, sequentially; other CPUs, concurrently. `roams`: the threads may move among these CPUs; () pins each to
-    its own. `state_dir` is where saved states live ("" = keep none). `state_limit` bytes are for states of
+    `cpus` has one logical CPU for each thread, ascending. `roams`: the threads may move among these CPUs; () pins each
+    to its own. `state_dir` is where saved states live ("" = keep none). `state_limit` bytes are for states of
     conversations: on disk, and as many in memory, but at most half of what the model leaves free. `resumes`: what a
     client used last is brought back into memory."""
 
     path: str
     cpus: tuple[int, ...]
-    draft_cpus: tuple[int, ...] = ()
     roams: tuple[int, ...] = ()
     options: LoadOptions = LoadOptions()
     request_id: int = 0

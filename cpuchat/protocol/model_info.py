@@ -140,7 +140,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `parallel` answers run at once, each with a context of `n_ctx` tokens; others wait. `notes` say why it is 1 where
     more were asked for. `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those
-    and of the draft model's cores together in bytes per second (0: not measured; `peak_at_least`: it may be more),
+    together in bytes per second (0: not measured; `peak_at_least`: it may be more),
     `cache_bytes` their L3 caches together (0: not known). Kept states of chats take at most `state_memory` of memory,
     one checkpoint `partial_state` (0: none is needed, the KV cache can be cut anywhere). `work` is that of its passes
     over text, `draft_work` the draft model's; None: not known. `takes_effort`: its chat template can be told how much
@@ -175,7 +175,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft: str = ""
     draft_path: str = ""
     draft_quantization: str = ""
-    draft_cpus: tuple[int, ...] = ()
     pass_ms: tuple[float, ...] = ()
     drafts_off: DraftsOff | None = None
     peak_read: float = 0.0
@@ -193,8 +192,3 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     def why_unreported(self, figure: str) -> str:
         """Return why the server does not report a figure, or how to get it; "" for one that it reports."""
         return dict(self.unreported).get(figure, "")
-
-    @property
-    def compute_cpus(self) -> tuple[int, ...]:
-        """Return the logical CPUs of both models, ascending: `draft_cpus` may be some of `cpus`, or others."""
-        return tuple(sorted({*self.cpus, *self.draft_cpus}))

@@ -31,12 +31,12 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     between the first token and the last: verify passes, plain steps, and those that evaluate accepted tokens again
     where a recurrent state cannot roll back the rejected ones alone). `recent_*` are the same over about the last 32
     passes with a draft. `by_position`: (drafted, accepted) for the first, second, ... token of a draft. `drafter`
-    proposed last, `depth` is the draft depth in use now (0 = plain decoding), `overlap`: drafting and verifying run at
-    the same time. `draft_passes` are evaluations of the draft model, each of which reads all its weights. `draft_ms` is
-    time spent drafting that verification waited for. `plain_ms` is what one plain token costs here now (None: not
-    known, or `disturbed`: other programs were using the cores for part of the answer, and plain decoding was timed
-    without them). `off` is why speculation is off; None: it is on. `source`: "" when the engine of this machine
-    counted, else who counted ("server"); the depth is not known then."""
+    proposed last, `depth` is the draft depth in use now (0 = plain decoding). `draft_passes` are evaluations of the
+    draft model, each of which reads all its weights. `draft_ms` is time spent drafting that verification waited for.
+    `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs were using the
+    cores for part of the answer, and plain decoding was timed without them). `off` is why speculation is off; None: it
+    is on. `source`: "" when the engine of this machine counted, else who counted ("server"); the depth is not known
+    then."""
 
     passes: int = 0
     draft_n: int = 0
@@ -47,7 +47,6 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     by_drafter: tuple[DrafterCount, ...] = ()
     drafter: str = ""
     depth: int = 0
-    overlap: bool = False
     draft_passes: int = 0
     draft_ms: float = 0.0
     plain_ms: float | None = None

@@ -24,7 +24,6 @@ class PassRecord:
         compared: drafted tokens looked at; fewer than `drafted` when the answer ended inside the draft.
         draft_ms: how long the target waited for the draft model before this pass.
         unread: tokens of the text that the draft model had to read before it drafted.
-        overlap: both models computed at the same time.
         rollback_ms: duration of the rollback after it.
         again: passes of that rollback, in which accepted tokens were re-evaluated.
     """
@@ -36,7 +35,6 @@ class PassRecord:
     compared: int = 0
     draft_ms: float = 0.0
     unread: int = 0
-    overlap: bool = False
     rollback_ms: float = 0.0
     again: int = 0
 

@@ -56,9 +56,9 @@ async def test_a_worker_runs_under_its_policy_or_tells_that_it_was_refused(
         spawner.close()
 
 
-def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
+def placed(spec: PlacementSpec) -> Placement:
     """Place as asked: on one node every policy is resolved to none, and here they shall differ."""
-    return Placement(own_cpus()[:1], (), parse_policy(spec.memory_policy), "", "")
+    return Placement(own_cpus()[:1], parse_policy(spec.memory_policy), "", "")
 
 
 async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(

@@ -44,7 +44,6 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--stop", "", "q"], ["--stop"]),
         (["ask", "--json-schema", "a", "--grammar", "b", "q"], ["exclude each other"]),
         (["ask", "--json-schema", "a", "--stop", "x", "q"], ["--stop cannot be used"]),
-        (["ask", "--draft-cores", "many", "q"], ["speculation.draft_cores", "shared", "4-7"]),
         (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
         (["ask", "--server", "127.0.0.1:80", "q"], ["127.0.0.1:80", "http"]),
         (["ask", "--server", "http://user:secret@host", "q"], ["must not contain a password"]),

@@ -35,28 +35,18 @@ def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
     assert parse('[speculation]\ndrafters = "suffix"').load_options().calibrate is True
 
 
-DRAFT, ENGINE = "speculation.draft_cores", "engine.cores"
+@pytest.mark.parametrize("cores", ["auto", "all", "0-7", "0,2,4-6", "3-3", "l3:0,2-3", "node:0", "socket:0", "4/l3"])
+def test_cores_are_words_places_or_a_list(cores: str) -> None:
+    assert parse(f'[engine]\ncores = "{cores}"').engine.cores == cores
 
 
 @pytest.mark.parametrize(
-    ("key", "cores"),
-    [(DRAFT, one) for one in ("auto", "shared", "0,2,4-6", "3-3", "l3:0,2-3", "socket:0")]
-    + [(ENGINE, one) for one in ("auto", "all", "0-7", "node:0", "4/l3")],
+    "cores",
+    ["", "shared", "4-", "1 2", "0x3", "all,1", "1,7-4", "l3:7-4", "die:0", "l3:0;1", "4/node", "/l3", "0-99999999999"],
 )
-def test_cores_are_words_places_or_a_list(key: str, cores: str) -> None:
-    section, _, name = key.partition(".")
-    assert settings.value_of(parse(f'[{section}]\n{name} = "{cores}"'), key) == cores
-
-
-@pytest.mark.parametrize(
-    ("key", "cores"),
-    [(DRAFT, one) for one in ("", "all", "4-", "1 2", "0x3", "shared,1", "1,7-4", "l3:7-4", "die:0", "4/l3")]
-    + [(ENGINE, one) for one in ("", "shared", "l3:0;1", "4/node", "/l3", "node:3-1", "0-99999999999")],
-)
-def test_wrong_cores_are_named(key: str, cores: str) -> None:
-    section, _, name = key.partition(".")
-    with pytest.raises(SettingsError, match=rf"{key}.*(4-7|l3:0-3|reversed)") as refused:
-        parse(f'[{section}]\n{name} = "{cores}"')
+def test_wrong_cores_are_named(cores: str) -> None:
+    with pytest.raises(SettingsError, match=r"engine\.cores.*(l3:0-3|reversed)") as refused:
+        parse(f'[engine]\ncores = "{cores}"')
     assert "regex" not in refused.value.message
 
 
@@ -92,14 +82,14 @@ def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_p
     file = paths.settings_file()
     file.parent.mkdir(parents=True)
     file.write_text("# mine\n[speculation]  # how far\ndepth = 3\n")
-    settings.update({"speculation": {"draft_cores": "shared"}, "ui": {"color_drafts": True}})
+    settings.update({"engine": {"cores": "all"}, "ui": {"color_drafts": True}})
     text = file.read_text()
     assert "# mine" in text
     assert "# how far" in text
     chosen = settings.load()
-    assert (chosen.speculation.depth, chosen.speculation.draft_cores, chosen.ui.color_drafts) == (3, "shared", True)
-    with pytest.raises(SettingsError, match=r"speculation\.draft_cores"):
-        settings.update({"speculation": {"draft_cores": "many"}})
+    assert (chosen.speculation.depth, chosen.engine.cores, chosen.ui.color_drafts) == (3, "all", True)
+    with pytest.raises(SettingsError, match=r"engine\.cores"):
+        settings.update({"engine": {"cores": "many"}})
     assert file.read_text() == text
 
 

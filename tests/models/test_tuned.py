@@ -26,10 +26,7 @@ def test_values_replace_defaults_only() -> None:
     assert differences(Settings(), found) == TUNED.changes
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"engine": {"threads": 5}}, {"engine": {"memory_policy": "local"}}, {"speculation": {"draft_cores": "shared"}}],
-)
+@pytest.mark.parametrize("changes", [{"engine": {"threads": 5}}, {"engine": {"memory_policy": "local"}}])
 def test_what_the_user_set_wins_with_all_that_belongs_to_it(changes: dict[str, dict[str, object]]) -> None:
     chosen = with_changes(Settings(), changes)
     found = TUNED.applied_to(chosen)

@@ -43,7 +43,7 @@ def test_reused_tokens_that_a_server_does_not_report_are_not_zero() -> None:
     assert fields["cache_n"] is fields["prompt_ms"] is fields["prompt_per_second"] is None
     counted = SpeculationFigures(passes=2, draft_n=4, draft_n_accepted=2, source="server")
     drafted = timings_json(msgspec.structs.replace(served, speculation=counted))["speculation"]
-    assert not {"draft_passes", "draft_ms", "depth", "overlap"} & set(drafted)
+    assert not {"draft_passes", "draft_ms", "depth"} & set(drafted)
     waited = msgspec.structs.replace(served, ttft_ms=500.0, draft_n=4, draft_n_accepted=2, speculation=counted)
     assert summary(waited, "end") == "1 token · first token 0.50 s"
     assert "50 % of 4 drafted accepted" in full_summary(waited, "end")

@@ -22,11 +22,10 @@ class PairChat(Chat):
     """An engine and what it said."""
 
     def command(self, path: Path, **more: Any) -> Event:
-        fields = {name: more.pop(name) for name in ("draft_cpus",) if name in more}
-        fields = {"cpus": more.pop("cpus", ONE_CPU), **fields}
+        cpus = more.pop("cpus", ONE_CPU)
         options = msgspec.structs.replace(OPTIONS, **more)
         self.events.clear()
-        self.engine.load(LoadModel(path=str(path), options=options, **fields))
+        self.engine.load(LoadModel(path=str(path), cpus=cpus, options=options))
         self.engine.clear_cancel()
         return self.events[-1]
 

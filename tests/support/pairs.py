@@ -13,14 +13,13 @@ import numpy as np
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine.decoding.decode import Decoder, DecodeResult
 from cpuchat.engine.decoding.sampling import Sampler
-from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
+from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.protocol.messages import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.protocol.timings import SpeculationFigures
-from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import Proposal
 from tests.support.guided import Guided
@@ -55,14 +54,14 @@ def chain(token: int, n: int) -> list[int]:
 
 
 class Always(DepthController):
-    """The draft model always drafts `depth` tokens, on cores of its own if `overlap`; free drafters nothing."""
+    """The draft model always drafts `depth` tokens; free drafters nothing."""
 
-    def __init__(self, depth: int, overlap: bool = False) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__(FLAT, has_draft_model=True)
-        self.always = DraftPlan(depth, overlap)
+        self.always = depth
 
-    def plan_draft(self, most: int, lag: int) -> DraftPlan:
-        self.plan = DraftPlan(min(self.always.depth, most), self.always.overlap)
+    def plan_draft(self, most: int, lag: int) -> int:
+        self.plan = min(self.always, most)
         return self.plan
 
     def free_depth(self, proposal: Proposal) -> int:
@@ -70,18 +69,15 @@ class Always(DepthController):
 
 
 class Wandering(DepthController):
-    """Anything may follow anything: plain steps, drafts of every depth and drafter, listening, both kinds of cores."""
+    """Anything may follow anything: plain steps, drafts of every depth and drafter, listening."""
 
-    def __init__(self, seed: int, overlaps: bool = False) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(FLAT, has_draft_model=True)
         self._rng = np.random.default_rng(seed)
-        self._overlaps = overlaps
-        self.plans: set[DraftPlan] = set()
 
-    def plan_draft(self, most: int, lag: int) -> DraftPlan:
+    def plan_draft(self, most: int, lag: int) -> int:
         depth = int(self._rng.choice((0, 0, 1, 2, 3, 5, 8, 31)))
-        self.plan = DraftPlan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
-        self.plans.add(self.plan)
+        self.plan = min(depth, most)
         return self.plan
 
     def free_depth(self, proposal: Proposal) -> int:
@@ -123,16 +119,11 @@ class Talker:
         target: Model,
         draft: Model | None = None,
         costs: PassCosts | None = None,
-        draft_cpus: tuple[int, ...] = (),
     ) -> None:
         self.target, self.draft = target, draft
         self.store = store_of(target)
         self.drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens)) if draft else None
-        self.thread: DraftThread | None = None
-        if draft_cpus:
-            assert draft is not None and self.drafter is not None
-            self.thread = DraftThread(target, draft, self.drafter, draft_cpus)
-        self.speculator = Speculator(costs, self.drafter, self.thread)
+        self.speculator = Speculator(costs, self.drafter)
         # These models are so quick that the real one would leave them alone.
         self.speculator.min_plain_ms, self.speculator.lookup_share = 0.0, math.inf
 

@@ -79,7 +79,6 @@ def test_drafters_are_compared_with_fewer_and_with_none() -> None:
     [
         ({"engine": {"threads": 3}}, ""),
         ({"engine": {"threads": 3, "memory_policy": "local"}}, "set by you: memory_policy = local"),
-        ({"speculation": {"draft_cores": "shared"}}, "set by you: draft_cores = shared"),
         ({"engine": {"ctx": 2048}}, ""),
     ],
 )

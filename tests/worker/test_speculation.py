@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL = ("draft", "suffix")
 PLAIN = Speculation()
 DRAFT = Speculation(drafters=("draft",), depth=4)
-ONE_THREAD = PlacementSpec(threads=1, draft_cores="shared")
+ONE_THREAD = PlacementSpec(threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -263,7 +263,6 @@ class Decoder:
         drafted, n = proposal.tokens, len(proposal)
         n_held, n_written = len(sequence), len(tokens)
         sequence.checkpoint()
-        speculator.start_verify(proposal)
         sequence.extend([tokens[-1], *drafted], n_outputs=n + 1, whole=True)
         reason: StopReason | None = None
         accepted = compared = 0

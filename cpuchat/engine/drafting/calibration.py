@@ -8,7 +8,6 @@ text, or more).
 from __future__ import annotations
 
 import statistics
-import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -18,8 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cpuchat.base.errors import GenerationFailed, Interrupted
-from cpuchat.costs.calibrations import OverlapCosts, PassCosts, implausible, interpolate, is_plausible
-from cpuchat.engine.drafting.draft_model import DraftThread
+from cpuchat.costs.calibrations import PassCosts, implausible, interpolate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
@@ -37,7 +35,6 @@ BUDGET_SECONDS: Final = 12.0
 
 _POINTS: Final = (1, 4, 8, 2, 3, 16, 5, 6, 7, 12, 32, 10, 14, 24, 20, 28)
 """Pass sizes by importance, in case the time runs out."""
-_OVERLAP_POINTS: Final = (1, 4, 8, 16, 3, 6, 12, 32)
 _ROUNDS: Final = 3
 _N_PAST: Final = 32
 _DRAFT_STEPS: Final = 12
@@ -50,13 +47,12 @@ _RETRY_BUDGET: Final = 1.5
 def measure(
     target: Model,
     draft: Model | LoadedHead | None,
-    thread: DraftThread | None,
     on_progress: Callable[[int, int], None],
     *,
     budget: float = BUDGET_SECONDS,
     of_target: PassCosts | None = None,
 ) -> PassCosts:
-    """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
+    """Measure both models.
 
     Empties their sequences. Under heavy load the result may still be implausible. The costs of the draft model are
     followed in each answer, so a disturbance of those alone only makes the result unsteady.
@@ -71,67 +67,27 @@ def measure(
         GenerationFailed: llama.cpp rejected a batch.
     """
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
-    overlapped = [n for n in _OVERLAP_POINTS if n in points]
-    of_draft = (1 if draft is not None else 0) + (len(overlapped) if thread else 0)
-    total = ((0 if of_target else len(points)) + of_draft) * _ROUNDS
+    total = ((0 if of_target else len(points)) + (1 if draft is not None else 0)) * _ROUNDS
     n_threads = target.pool.n_threads
     draft_ms = read_ms = 0.0
-    overlap = None
-    done = 0
     try:
         costs = of_target
         if costs is None:
             curve = Curve(target.sequence, n_threads, points, budget)
             on_progress(0, total)
-            done = curve.measure(lambda n: on_progress(n, total))
+            curve.measure(lambda n: on_progress(n, total))
             costs = curve.costs()
         if draft is not None:
-            sequence, waits = draft.sequence, CpuWait(n_threads)
-            draft_ms, read_ms = thread.run(lambda: _draft_costs(sequence)) if thread else _draft_costs(sequence)
+            waits = CpuWait(n_threads)
+            draft_ms, read_ms = _draft_costs(draft.sequence)
             quiet = (waits.share() or 0.0) <= MAX_CPU_WAIT
-            done += _ROUNDS
-            if thread is not None:
-                overlap, quiet = _overlapped(
-                    target, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
-                )
-                if not is_plausible(overlap.verify_ms):  # measured another time
-                    overlap, quiet = None, False
             costs = replace(costs, steady=costs.steady and quiet)
         on_progress(total, total)
     finally:
         target.sequence.clear()
         if draft is not None:
             draft.sequence.clear()
-    return replace(costs, draft_ms=draft_ms, read_ms=read_ms, overlap=overlap)
-
-
-def _overlapped(
-    target: Model, draft: Sequence, thread: DraftThread, points: list[int], tell: Callable[[int], None], budget: float
-) -> tuple[OverlapCosts, bool]:
-    """Time the target's passes while the draft model drafts without a pause; also returns whether nothing disturbed
-    them."""
-    over = threading.Event()
-
-    def draft_on() -> list[float]:
-        steps: list[float] = []
-        token = random_tokens(1, draft.n_vocab)[0]
-        draft.clear()
-        while not steps or not over.is_set():
-            if len(draft) >= _N_PAST + _DRAFT_STEPS:
-                draft.truncate(_N_PAST)
-            start = perf_counter()
-            draft.step(token).argmax()
-            steps.append(1e3 * (perf_counter() - start))
-        return steps
-
-    drafting = thread.start(draft_on)
-    try:
-        curve = Curve(target.sequence, target.pool.n_threads, points, budget)
-        curve.measure(tell)
-    finally:
-        over.set()
-        steps = drafting.result()
-    return OverlapCosts(verify_ms=curve.filled(), draft_ms=statistics.median(steps)), not curve.is_disturbed
+    return replace(costs, draft_ms=draft_ms, read_ms=read_ms)
 
 
 def random_tokens(n: int, n_vocab: int) -> list[int]:
@@ -155,8 +111,8 @@ class Curve:
         self._samples: dict[int, list[tuple[float, float, float]]] = {}
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
-    def measure(self, tell: Callable[[int], None]) -> int:
-        """Time the passes; calls `tell` after each. Returns their number."""
+    def measure(self, tell: Callable[[int], None]) -> None:
+        """Time the passes; calls `tell` with their number after each."""
         started, done = perf_counter(), 0
         unbuilt = {n for n in self._points if n <= 8}  # the first pass of a size builds its graph
         self._sequence.clear()
@@ -167,7 +123,7 @@ class Curve:
             # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
                 if perf_counter() - started > self._budget and len(self._samples) >= 2:
-                    return done
+                    return
                 if n in unbuilt:
                     unbuilt.remove(n)
                     self.timed_pass(n)
@@ -177,9 +133,8 @@ class Curve:
         for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
                 if perf_counter() - started > _RETRY_BUDGET * self._budget:
-                    return done
+                    return
                 self._sample(n)
-        return done
 
     def _sample(self, n: int) -> None:
         waits = CpuWait(self._n_threads)
@@ -260,7 +215,6 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
 def calibrated_costs(
     target: Model,
     draft: Model | LoadedHead | None,
-    thread: DraftThread | None,
     command: LoadModel,
     on_progress: Progress,
     abort: AbortFlag,
@@ -271,7 +225,7 @@ def calibrated_costs(
     Cancelling skips the measurement. What the user should know is added to `notes`. Raises Interrupted: cancelled for
     good."""
     alone = conditions(target)
-    on = conditions(target, draft, thread.cpus if thread is not None else ()) if draft is not None else alone
+    on = conditions(target, draft) if draft is not None else alone
     known, of_target = record.calibration(on), record.calibration(alone)
     earlier = known.value if known is not None else None
     if not command.options.calibrate:
@@ -281,7 +235,7 @@ def calibrated_costs(
         return known.value, None
     tell = partial(on_progress, "calibrating")
     try:
-        costs = measure(target, draft, thread, tell, of_target=of_target.value if of_target is not None else None)
+        costs = measure(target, draft, tell, of_target=of_target.value if of_target is not None else None)
     except Aborted:
         abort.clear()
         if abort.is_set():
@@ -299,11 +253,11 @@ def calibrated_costs(
         costs = replace(earlier, steady=False)  # not for long, but better than these
     record.keep_calibration(on, costs)
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
-        record.keep_calibration(alone, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None))
+        record.keep_calibration(alone, replace(costs, draft_ms=0.0, read_ms=0.0))
     return costs, None
 
 
-def conditions(target: Model, draft: Model | LoadedHead | None = None, draft_cpus: tuple[int, ...] = ()) -> Subject:
+def conditions(target: Model, draft: Model | LoadedHead | None = None) -> Subject:
     """Return everything that the costs depend on: files, cores and how they are used, memory policy, build."""
     engine = bindings.engine_info()
     settings = decode_options(target.options) | {
@@ -312,7 +266,6 @@ def conditions(target: Model, draft: Model | LoadedHead | None = None, draft_cpu
         "n_rs_seq": target.plan.n_rs_seq,
         "rollback": target.sequence.rollback.kind,
         "engine": (engine.llama_commit, engine.features),
-        "draft_cpus": draft_cpus if draft is not None else (),
     }
     return on_cores(
         target.pool.cpus,

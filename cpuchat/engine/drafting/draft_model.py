@@ -1,29 +1,20 @@
-"""Drafts with a small model that has the target's vocabulary: when, how far and on which cores.
+"""Drafts with a small model that has the target's vocabulary: when, and how far.
 
 Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
 drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
-
-On separate cores it drafts ahead (as in PEARL, arXiv 2408.11850): while the target verifies one block the draft model
-drafts the next one, assuming that all of the block is accepted: first its guess of the token that the target will add,
-then a new draft. If the assumption holds, the next pass starts at once; if not, what was drafted ahead is dropped.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Final, TypeVar
 
 import numpy as np
 
 from cpuchat.base.text import common_prefix
-from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.engine.llama.threads import ThreadPool
-from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal
 
@@ -129,23 +120,6 @@ class DraftModel:
                 return proposal
             row = self._step(token)
 
-    def draft_ahead(self, drafted: list[int], n: int, is_over: Callable[[], bool]) -> list[int]:
-        """Continue after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
-
-        The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
-        as it is; `append` finds out how much of this was accepted. Raises Aborted, GenerationFailed: as
-        `Sequence.extend`."""
-        sequence, tokens = self._sequence, []
-        at = len(self._text) - self._start + len(drafted) - 1  # place of the last drafted token
-        if not drafted or at + n > sequence.n_ctx:
-            return []
-        sequence.truncate(at)  # a draft that ended early, or was cut, may have been read further
-        token = drafted[-1]
-        while len(tokens) < n and not is_over():
-            token = int(self._step(token)[: self._n_vocab].argmax())
-            tokens.append(token)
-        return tokens
-
     def read(self, n: int) -> int:
         """Read the next `n` tokens of the text in large batches; returns how many that were.
 
@@ -222,69 +196,6 @@ class DraftModel:
 T = TypeVar("T")
 
 
-class DraftThread:
-    """A thread with its own cores for the draft model, which computes beside the target there.
-
-    Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started."""
-
-    def __init__(self, target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> None:
-        self._draft = draft
-        self._drafter = drafter
-        self._shared = target.pool
-        self.cpus = cpus
-        self._ahead: Future[list[int]] | None = None
-        self._stop = threading.Event()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
-        self._pool: ThreadPool | None = None
-        try:
-            self._pool = self._executor.submit(ThreadPool, cpus, target.options.poll).result()
-            self._executor.submit(self._pool.attach, draft.sequence).result()
-        except BaseException:
-            self.close()
-            raise
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Run `work` of the draft model on its cores."""
-        self.drop()
-        return self._executor.submit(work).result()
-
-    def start(self, work: Callable[[], T]) -> Future[T]:
-        """Start `work` of the draft model in the background."""
-        return self._executor.submit(work)
-
-    def draft_ahead(self, drafted: list[int], n: int) -> None:
-        """Draft ahead after `drafted`, which is being verified: a guess of the target's token, then `n` more."""
-        self.drop()
-        self._stop.clear()
-        self._ahead = self._executor.submit(self._drafter.draft_ahead, drafted, n + 1, self._stop.is_set)
-
-    def take(self, is_accepted: bool) -> list[int]:
-        """End the drafting ahead and return its tokens; none, and at once, if the block was not fully accepted. Raises
-        Aborted, GenerationFailed: as `DraftModel.propose`."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return []
-        if not is_accepted:
-            self._stop.set()
-        tokens = ahead.result()
-        return tokens if is_accepted else []
-
-    def drop(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._stop.set()
-            ahead.exception()
-
-    def close(self) -> None:
-        """End the thread and free its pool, to be called before the draft model is freed: its context must not be left
-        attached to a freed pool, so it is attached to the target's."""
-        self.drop()
-        if self._pool is not None:
-            self._shared.attach(self._draft.sequence)
-            self._executor.submit(self._pool.free).result()
-        self._executor.shutdown()
-
-
 _MAX_SCORED: Final = 32
 """Tokens at the end of a long text that are scored while the draft model reads it: rows of logits cost more than
 reading.
@@ -296,30 +207,22 @@ _REST: Final = 3
 class ModelDrafting:
     """Drafts with the draft model as the controller plans it.
 
-    Args:
-        thread: set if the draft model has its own cores.
-
     Attributes:
         seconds: time in this answer that the target waited for the draft model.
-        overlap: both models compute at the same time, as planned last.
         unread: tokens of the text that it had to read first when it was asked last.
     """
 
-    def __init__(self, draft: DraftModel, thread: DraftThread | None, controller: DepthController) -> None:
+    def __init__(self, draft: DraftModel, controller: DepthController) -> None:
         self._draft = draft
-        self._thread = thread
         self.controller = controller
         self._begin()
 
     def _begin(self) -> None:
         self.seconds = 0.0
-        self.overlap = False
         self.unread = 0
         self._wait_ms = 0.0  # since the last pass
         self._rest_steps = 0
         self._passes_before = self._draft.passes
-        self._ahead_of: list[int] | None = None  # the block that is drafted on from meanwhile
-        self._ready: list[int] = []  # drafted ahead, and the assumption held
 
     @property
     def passes(self) -> int:
@@ -337,27 +240,12 @@ class ModelDrafting:
         self._draft.begin_answer(())
 
     def append(self, tokens: Tokens[int]) -> None:
-        block, self._ahead_of = self._ahead_of, None
-        ahead: list[int] = []
-        if block is not None and (thread := self._thread) is not None:
-            is_accepted = list(tokens[:-1]) == block
-            ahead = self._timed(lambda: thread.take(is_accepted))
         self._draft.append(tokens)
-        self._ready = ahead[1:] if ahead and ahead[0] == tokens[-1] else []
-
-    def start_verify(self, drafted: list[int]) -> None:
-        """Draft ahead while the target verifies `drafted`, if both have their own cores."""
-        if self._thread is not None and self.overlap:
-            self._ahead_of = drafted
-            self._thread.draft_ahead(drafted, self.controller.plan.depth)
 
     def end_answer(self) -> None:
-        self._ahead_of, self._ready = None, []
         self._draft.end_answer()
-        if self._thread is not None:
-            self._thread.drop()
 
-    def propose(self, room: int, *, fixed_depth: bool) -> Proposal | None:
+    def propose(self, room: int) -> Proposal | None:
         """Return a draft of at most `room` tokens; None: no draft now. Raises Aborted, GenerationFailed: the draft
         model was stopped, or failed."""
         draft, from_start = self._draft, self._draft.n_unread_from_start
@@ -365,17 +253,16 @@ class ModelDrafting:
         if self._rest_steps:
             self._rest_steps -= 1
             return None
-        plan = DraftPlan()
+        depth = 0
         if from_start is not None:  # it has followed only the end of the text; once it is worth it, it reads all
             self.unread = from_start
-            plan = self.controller.plan_draft(room, from_start)
-            if plan.depth:
+            depth = self.controller.plan_draft(room, from_start)
+            if depth:
                 draft.restart(from_start)
-        if not plan.depth:
+        if not depth:
             self.unread = draft.n_unread
-            plan = self.controller.plan_draft(room, self.unread)
-        self.overlap = self._thread is not None and (plan.overlap or fixed_depth)
-        if plan.depth < 1:
+            depth = self.controller.plan_draft(room, self.unread)
+        if depth < 1:
             n = self.controller.shadow_budget(draft.n_unread)
             if n <= 0:
                 self._rest_steps = _REST
@@ -386,18 +273,11 @@ class ModelDrafting:
             self._read(n, is_shadow=True)
             self._wait_ms = waited  # this has its own budget
             return None
-        ready, self._ready = self._ready[: plan.depth], []
-        if ready:
-            return Proposal("draft", ready, [UNKNOWN] * len(ready))
         # Fewer are read together with the first drafted token.
         if draft.n_unread > (MAX_DEPTH + 1 if draft.rereads else 2):
             self._read(draft.n_unread, is_shadow=False)
-        proposal = self._run(lambda: draft.propose(plan.depth))
+        proposal = self._timed(lambda: draft.propose(depth))
         return proposal if proposal.tokens else None
-
-    def _run(self, work: Callable[[], T]) -> T:
-        thread = self._thread
-        return self._timed(work if thread is None else lambda: thread.run(work))
 
     def _timed(self, work: Callable[[], T]) -> T:
         start = perf_counter()
@@ -418,8 +298,8 @@ class ModelDrafting:
         """Let the draft model read `n` tokens and score what it would have drafted after the newest of them."""
         draft, before = self._draft, self.seconds
         n = min(n, draft.n_unread - 1)
-        unscored = self._run(lambda: draft.read(n - _MAX_SCORED)) if n > _MAX_SCORED else 0
-        accepted = self._run(lambda: draft.score(min(n, _MAX_SCORED)))
+        unscored = self._timed(lambda: draft.read(n - _MAX_SCORED)) if n > _MAX_SCORED else 0
+        accepted = self._timed(lambda: draft.score(min(n, _MAX_SCORED)))
         self.controller.record_read(unscored + len(accepted), 1e3 * (self.seconds - before), is_shadow=is_shadow)
         if accepted:
             self.controller.record_scores("draft", [UNKNOWN] * len(accepted), accepted)

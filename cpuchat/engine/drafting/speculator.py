@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
+from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.costs.calibrations import MIN_PLAIN_MS, PassCosts
 from cpuchat.engine.drafting.calibration import calibrated_costs
-from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
+from cpuchat.engine.drafting.draft_model import DraftModel, ModelDrafting
 from cpuchat.engine.drafting.head import Head
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
@@ -43,7 +43,7 @@ class Speculator:
 
     Args:
         costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
-        draft: the draft model, if one is loaded; `thread` if it has its own cores.
+        draft: the draft model, if one is loaded.
         max_depth: longest draft that the target can verify and roll back; 0 = never draft, for the reason `disabled`.
         known: accepted and compared tokens of the draft model in earlier answers.
     """
@@ -52,7 +52,6 @@ class Speculator:
         self,
         costs: PassCosts | None,
         draft: DraftModel | None = None,
-        thread: DraftThread | None = None,
         *,
         max_depth: int = MAX_DEPTH,
         disabled: DraftsOff | None = None,
@@ -69,7 +68,7 @@ class Speculator:
             costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated, known=known
         )
         self._learned = known
-        self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
+        self._draft = ModelDrafting(draft, self._controller) if draft is not None else None
         self._index = NgramIndex()
         self._begin(Speculation())
 
@@ -140,14 +139,9 @@ class Speculator:
         if room > 0 and self._suffix is not None:
             proposal = self._suffix.propose(room)
         if room > 0 and not proposal and self._model is not None:
-            proposal = self._model.propose(room, fixed_depth=bool(self._options.depth))
+            proposal = self._model.propose(room)
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
         return proposal or None
-
-    def start_verify(self, proposal: Proposal) -> None:
-        """Note that the target verifies `proposal` now."""
-        if self._model is not None and proposal.drafter == "draft":
-            self._model.start_verify(proposal.tokens)
 
     def count_pass(self) -> None:
         """Count a plain pass that tells nothing of what passes cost."""
@@ -166,7 +160,7 @@ class Speculator:
                 ms, self._unasked_ms, self._n_unasked = self._unasked_ms / self._n_unasked, 0.0, 0
             record, model = PassRecord(ms), self._model
             if model is not None and (waited := model.take_wait_ms()):  # it proposed nothing
-                record = PassRecord(ms, "draft", draft_ms=waited, unread=model.unread, overlap=model.overlap)
+                record = PassRecord(ms, "draft", draft_ms=waited, unread=model.unread)
             self._record(record)
             if not self._options.depth:  # only as far as looking pays
                 spent = self._lookup_seconds + perf_counter() - start
@@ -190,7 +184,6 @@ class Speculator:
                 compared,
                 draft_ms,
                 model.unread if model is not None else 0,
-                model is not None and model.overlap,
                 1e3 * rollback,
                 again,
             )
@@ -214,7 +207,6 @@ class Speculator:
         return msgspec.structs.replace(
             self._stats.counts(),
             depth=controller.depth,
-            overlap=model is not None and model.overlap and controller.plan.depth > 0,
             draft_passes=model.passes if model is not None else 0,
             draft_ms=1e3 * self.seconds,
             plain_ms=controller.timed_plain_ms,
@@ -229,7 +221,6 @@ class SpeculationSetup:
 
     speculator: Speculator
     draft: Model | LoadedHead | None = None
-    thread: DraftThread | None = None
     pair: tuple[str, str] | None = None
 
     def save(self) -> None:
@@ -239,9 +230,6 @@ class SpeculationSetup:
 
     def free(self) -> None:
         self.save()
-        if self.thread is not None:
-            self.thread.close()
-            self.thread = None
         if self.draft is not None:
             self.draft.free()
             self.draft = None
@@ -257,25 +245,18 @@ def set_up_speculation(
     model was cancelled."""
     notes: list[str] = []
     draft = _load_draft(target, command, available, on_progress, abort, notes)
-    drafter = thread = None
+    drafter = None
     try:
         if isinstance(draft, LoadedHead):
             drafter = Head(draft.sequence, target.sequence, target.vocab.n_tokens)
         elif draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
-            try:
-                if command.draft_cpus:
-                    thread = DraftThread(target, draft, drafter, command.draft_cpus)
-            except GenerationFailed as error:
-                notes.append(f"No draft model: {error.message} {error.hint}")
-                draft.free()
-                draft = drafter = None
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
         costs, uncalibrated = None, None
         if max_depth:
-            costs, uncalibrated = calibrated_costs(target, draft, thread, command, on_progress, abort, notes)
+            costs, uncalibrated = calibrated_costs(target, draft, command, on_progress, abort, notes)
     except BaseException:
-        SpeculationSetup(Speculator(None), draft, thread).free()
+        SpeculationSetup(Speculator(None), draft).free()
         raise
     note = target.sequence.rollback.note
     disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
@@ -287,19 +268,18 @@ def set_up_speculation(
     if draft is not None:
         info = draft.info
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
-        changes |= {"draft_work": info.work, "draft_cpus": (thread or target.pool).cpus}
+        changes |= {"draft_work": info.work}
     target.info = msgspec.structs.replace(target.info, **changes)
     pair = (target.info.fingerprint, draft.info.fingerprint) if draft is not None else None
     speculator = Speculator(
         costs,
         drafter,
-        thread,
         max_depth=max_depth,
         disabled=disabled,
         uncalibrated=uncalibrated,
         known=accepted(*pair) if pair is not None and costs is not None else (0.0, 0.0),
     )
-    return SpeculationSetup(speculator, draft, thread, pair if costs is not None else None)
+    return SpeculationSetup(speculator, draft, pair if costs is not None else None)
 
 
 def _load_draft(
@@ -315,8 +295,6 @@ def _load_draft(
     try:
         header = read_model(path)
         if kind := require_head(target.header, header):
-            if command.draft_cpus:
-                notes.append("A draft head computes on the cores of its model, one after the other.")
             return target.open_head(header, kind, tell, max(available, 0))
         verdict = check_pair(target.header, header)
         if not verdict.ok:

@@ -519,7 +519,7 @@ class Model:
         return lane
 
     def _describe(self, fingerprint: str, load_ms: float) -> None:
-        header, plan = self.header, self.plan
+        header, plan, cpus = self.header, self.plan, self.pool.cpus
         notes = list(self._notes)
         if not header.chat_template:
             notes.append("No chat template: this may be a base model that continues text instead of answering.")
@@ -543,7 +543,9 @@ class Model:
             n_vocab=self.vocab.n_tokens,
             n_layer=header.n_layer,
             n_threads=self.pool.n_threads,
-            cpus=self.pool.cpus,
+            cpus=cpus,
+            # The calling thread is pinned, so its own affinity says nothing.
+            cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus),
             kv_size=plan.need.kv,
             has_template=bool(header.chat_template),
             fills_in=self.vocab.fill_tokens is not None,
@@ -636,11 +638,3 @@ def available_for_model() -> int:
     The OOM killer ends a process that needs more than its nodes have, however much there is on others."""
     policy = current()
     return available_within((policy.bound if policy is not None else ()) or allowed_nodes())
-
-
-def describe(model: Model) -> ModelInfo:
-    """Return the model's info with the caches of its cores and its draft model's, which may have its own: call it after
-    that is loaded."""
-    cpus = model.info.compute_cpus
-    # The calling thread is pinned, so its own affinity says nothing.
-    return msgspec.structs.replace(model.info, cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus))

@@ -49,24 +49,15 @@ class _Named:
     notes: tuple[str, ...] = ()
 
 
-def choose_cores(
-    topology: Topology, spec: str = "auto", n_threads: int = 0, *, without: Collection[int] = ()
-) -> CoreChoice:
+def choose_cores(topology: Topology, spec: str = "auto", n_threads: int = 0) -> CoreChoice:
     """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
-    `without` are CPUs of the draft model, which computes at the same time: their whole cores are left alone where
-    others remain, and their time counts against the control group's. Raises UsageError: `spec` names nothing here, or
+    Raises UsageError: `spec` names nothing here, or
     there are fewer cores than threads; it says what is possible."""
-    named = _without(topology, _named(topology, spec), without)
+    named = _named(topology, spec)
     max_threads = len(named.cpus) + len(named.spare)
     # Threads wait for each other: one that is throttled stops all, so a part of a CPU is no CPU.
-    taken = len(set(without).intersection(topology.allowed))
-    quota = None if topology.quota is None else max(math.floor(topology.quota), 1) - taken
-    if quota is not None and quota < 1:
-        raise UsageError(
-            f"The cgroup CPU quota is {topology.quota:g}, and CPUs {format_cpu_list(without)} already use it up.",
-            "Let both models share the same cores.",
-        )
+    quota = None if topology.quota is None else max(math.floor(topology.quota), 1)
     if n_threads < 0 or n_threads > max_threads or (quota is not None and n_threads > quota):
         raise _too_many(topology, spec, n_threads, max_threads, quota, named)
     wanted = n_threads or len(named.cpus)
@@ -220,30 +211,6 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
     what = f"{plural(len(cpus), 'core')}, {n} of each L3 group"
     why = "each group has its own memory link" if len(groups) > 1 else ""
     return _Named(tuple(sorted(cpus)), what, why, notes=tuple(notes))
-
-
-def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Named:
-    """Return `named` without the cores of `taken`, or without those CPUs alone where no other core remains."""
-    if not taken:
-        return named
-    cores = {core.index for cpu in taken if (core := topology.core_of(cpu)) is not None}
-
-    def left(cpus: tuple[int, ...], whole: bool) -> tuple[int, ...]:
-        return tuple(
-            cpu
-            for cpu in cpus
-            if cpu not in taken and not (whole and (core := topology.core_of(cpu)) is not None and core.index in cores)
-        )
-
-    cpus, spare = left(named.cpus, True), left(named.spare, True)
-    if not cpus:
-        cpus, spare = spare or left(named.cpus, False), ()
-    if not cpus:
-        raise UsageError(
-            f"CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Choose fewer."
-        )
-    what = named.what if len(cpus) == len(named.cpus) else f"{plural(len(cpus), 'core')} left by the draft model"
-    return _Named(cpus, what, named.why, spare, named.notes)
 
 
 def _too_many(topology: Topology, spec: str, n: int, max_threads: int, quota: int | None, named: _Named) -> UsageError:

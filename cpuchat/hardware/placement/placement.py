@@ -1,10 +1,9 @@
-"""Decides where a model computes: CPUs of the target and of the draft model, and the memory policy.
+"""Decides where a model computes, its draft model too: CPUs, and the memory policy.
 
 `place` is called in the process that the user runs, before a worker starts; workers are sent the numbers. `candidates`
-are ways to divide a machine between a target model and its draft model. Decoding reads all weights for each pass, so a
-placement is as fast as the paths that its cores read through: a core, the fabric link of its L3 groups, the memory. One
-link carries a small part of what the memory gives (50 of 367 GB/s on an EPYC 9354P). That is why a draft model on an L3
-group of its own pays only while drafting and verifying overlap.
+are ways to use a machine. Decoding reads all weights for each pass, so a placement is as fast as the paths that its
+cores read through: a core, the fabric link of its L3 groups, the memory. One link carries a small part of what the
+memory gives (50 of 367 GB/s on an EPYC 9354P).
 """
 
 from __future__ import annotations
@@ -25,20 +24,16 @@ from cpuchat.telemetry.units import plural
 MAX_CPUS: Final = 512
 """GGML_MAX_N_THREADS, the length of ggml's CPU masks: threads cannot be pinned to CPUs with higher numbers."""
 
-_SHARED: Final = ("auto", "shared")
-
 
 @dataclass(frozen=True, slots=True)
 class PlacementSpec:
     """Where a model computes, in the words of the settings.
 
-    `cores` and `threads` are of the target (`placement.cores` has the words; 0: one thread for each core).
-    `draft_cores`: "auto" and "shared" are the target's cores, sequentially; cores in the same words are the draft
-    model's own, concurrently. `memory_policy` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it may
-    have been written for another machine or container, and what is not allowed here is left out."""
+    `placement.cores` has the words of `cores`; 0 `threads`: one for each core. `memory_policy` is the NUMA policy
+    (`numa.mempolicy` has the words). `is_saved`: it may have been written for another machine or container, and what is
+    not allowed here is left out."""
 
     cores: str = "auto"
-    draft_cores: str = "auto"
     memory_policy: str = "auto"
     threads: int = 0
     is_saved: bool = field(default=False, compare=False)
@@ -47,17 +42,10 @@ class PlacementSpec:
     def of(cls, settings: Settings) -> PlacementSpec:
         """Return the placement that `settings` ask for."""
         engine = settings.engine
-        return cls(engine.cores, settings.speculation.draft_cores, engine.memory_policy, engine.threads, is_saved=True)
-
-    @property
-    def names_draft_cores(self) -> bool:
-        return self.draft_cores not in _SHARED
+        return cls(engine.cores, engine.memory_policy, engine.threads, is_saved=True)
 
     def changes(self) -> Changes:
-        return {
-            "engine": {"cores": self.cores, "memory_policy": self.memory_policy, "threads": self.threads},
-            "speculation": {"draft_cores": self.draft_cores},
-        }
+        return {"engine": {"cores": self.cores, "memory_policy": self.memory_policy, "threads": self.threads}}
 
     def applied_to(self, settings: Settings) -> Settings:
         return with_changes(settings, self.changes())
@@ -67,13 +55,11 @@ class PlacementSpec:
 class Placement:
     """A `PlacementSpec` resolved on one machine.
 
-    `cpus`: one logical CPU for each thread of the target, ascending. `draft_cpus`: () when the draft model computes on
-    `cpus`, sequentially; other CPUs when it computes concurrently. `memory_policy` is the NUMA policy with its nodes
-    spelled out. `reason` and `policy_reason` are one sentence each, `notes` are for the user. `roams`: the target's
-    threads may move among these CPUs; () pins each to its own."""
+    `cpus`: one logical CPU for each thread, ascending. `memory_policy` is the NUMA policy with its nodes spelled out.
+    `reason` and `policy_reason` are one sentence each, `notes` are for the user. `roams`: the threads may move among
+    these CPUs; () pins each to its own."""
 
     cpus: tuple[int, ...]
-    draft_cpus: tuple[int, ...]
     memory_policy: Policy
     reason: str
     policy_reason: str
@@ -90,13 +76,10 @@ class PlacementError(UsageError):
         self.problems = {name: str(error) for name, error in problems.items()}
 
 
-def place(
-    topology: Topology, spec: PlacementSpec, *, with_draft: bool = False, inherits_policy: bool = False
-) -> Placement:
-    """Decide which CPUs compute and where memory is allocated. `with_draft`: a draft model is loaded too; without,
-    `spec.draft_cores` counts for nothing. `inherits_policy`: this process was started under a memory policy, which
-    "auto" keeps. Raises PlacementError: the spec names what is not there, leaves the target no core, or could not be
-    saved; UsageError: llama.cpp can use none of the CPUs of this process."""
+def place(topology: Topology, spec: PlacementSpec, *, inherits_policy: bool = False) -> Placement:
+    """Decide which CPUs compute and where memory is allocated. `inherits_policy`: this process was started under a
+    memory policy, which "auto" keeps. Raises PlacementError: the spec names what is not there; UsageError: llama.cpp
+    can use none of the CPUs of this process."""
     whole = topology
     usable = tuple(cpu for cpu in topology.allowed if cpu < MAX_CPUS)
     if not usable:
@@ -109,37 +92,21 @@ def place(
         topology = replace(topology, allowed=usable)
     spec, left_out = narrowed(topology, spec) if spec.is_saved else (spec, ())
     problems: dict[str, UsageError] = {}
-    draft: tuple[int, ...] = ()
     choice, policy, policy_reason = CoreChoice((), ""), Policy("local"), "as this process was started"
-    if with_draft and spec.names_draft_cores:
-        try:
-            draft = choose_cores(topology, spec.draft_cores).cpus
-        except UsageError as error:
-            problems["draft_cores"] = UsageError(f"Draft cores {spec.draft_cores!r}: {error.message}", error.hint)
     try:
         choice = choose_cores(topology, spec.cores, spec.threads)
     except UsageError as error:
         # The count is at fault when the same words do without it.
         problems["threads" if spec.threads and _names_cores(topology, spec.cores) else "cores"] = error
-    if not problems and draft:
-        try:
-            choice = choose_cores(topology, spec.cores, without=draft)
-            if 0 < spec.threads < len(choice.cpus):
-                choice = choose_cores(topology, spec.cores, spec.threads, without=draft)
-        except UsageError:
-            problems["draft_cores"] = UsageError(
-                f"The draft cores {spec.draft_cores} leave no core for the target model.", "Choose fewer, or `shared`."
-            )
     if not (inherits_policy and spec.memory_policy == "auto"):
         try:
-            policy, policy_reason = choose_policy(topology, spec.memory_policy, (*choice.cpus, *draft))
+            policy, policy_reason = choose_policy(topology, spec.memory_policy, choice.cpus)
         except UsageError as error:
             problems["memory_policy"] = error
     if problems:
         raise PlacementError(problems)
     notes = (*left_out, *choice.notes, *_left_out(whole, topology))
-    roams = choice.roams if not draft else ()
-    return Placement(choice.cpus, draft, policy, choice.reason, policy_reason, notes, roams)
+    return Placement(choice.cpus, policy, choice.reason, policy_reason, notes, choice.roams)
 
 
 def _left_out(topology: Topology, usable: Topology) -> tuple[str, ...]:
@@ -160,13 +127,11 @@ def narrowed(topology: Topology, spec: PlacementSpec) -> tuple[PlacementSpec, tu
         why += f", quota: {topology.quota:g}"
     if spec.cores not in ("auto", "all"):
         used = replace(used, cores=allowed_part(topology, spec.cores) or "auto")
-    if spec.names_draft_cores:
-        used = replace(used, draft_cores=allowed_part(topology, spec.draft_cores) or "auto")
     if spec.threads > 1 and not _names_cores(topology, used.cores, spec.threads):
         used = replace(used, threads=len(choose_cores(topology, used.cores).cpus))
     notes = [
         f"{name.replace('_', ' ').capitalize()} {getattr(spec, name)} → {getattr(used, name)} ({why})."
-        for name in ("cores", "draft_cores", "threads")
+        for name in ("cores", "threads")
         if getattr(spec, name) != getattr(used, name)
     ]
     try:
@@ -178,12 +143,12 @@ def narrowed(topology: Topology, spec: PlacementSpec) -> tuple[PlacementSpec, tu
 
 
 def check_given(topology: Topology, spec: PlacementSpec, names: Collection[str]) -> None:
-    """Check the fields `names` of `spec`, which were given for this run. Raises UsageError as `place`, but for lists of
-    cores only where none of them is allowed."""
+    """Check the fields `names` of `spec`, which were given for this run. Raises UsageError as `place`, but for a list
+    of cores only where none of them is allowed."""
     given = {name: getattr(spec, name) for name in names}
-    kept = {name: given[name] for name in names if "cores" not in name or not allowed_part(topology, given[name])}
+    kept = {name: given[name] for name in names if name != "cores" or not allowed_part(topology, given[name])}
     used = replace(narrowed(topology, spec)[0], is_saved=False, **kept)
-    place(topology, used, with_draft="draft_cores" in kept)
+    place(topology, used)
 
 
 def _names_cores(topology: Topology, cores: str, threads: int = 0) -> bool:
@@ -194,9 +159,7 @@ def _names_cores(topology: Topology, cores: str, threads: int = 0) -> bool:
     return True
 
 
-SHARED: Final = "all cores, shared"
-OWN_L3: Final = "draft on its own L3 group"
-OWN_SOCKET: Final = "one socket drafts, the other verifies"
+ALL_CORES: Final = "all cores"
 ONE_NODE: Final = "one node"
 
 
@@ -212,17 +175,9 @@ class PlacementCandidate:
 
 def candidates(topology: Topology) -> list[PlacementCandidate]:
     """Return the placements that this machine allows; the recommended one, to begin with, comes first."""
-    spec = PlacementSpec(draft_cores="shared")
-    ways = [(SHARED, spec, _why_shared(topology, place(topology, spec).cpus))]
+    ways = [(ALL_CORES, PlacementSpec(), _why_all(topology, place(topology, PlacementSpec()).cpus))]
     groups = sorted({core.l3 for core in topology.allowed_cores if core.l3 is not None})
     if len(groups) > 1:
-        group = topology.l3_groups[groups[-1]]
-        size = f" of {group.size >> 20} MB" if group.size else ""
-        why = (
-            f"Pays off only while drafting and verifying overlap: a draft model does not fit the L3{size}, and one "
-            "link carries a fraction of the memory bandwidth."
-        )
-        ways.append((OWN_L3, PlacementSpec(draft_cores=f"l3:{groups[-1]}"), why))
         smallest = min(sum(core.l3 == group for core in topology.allowed_cores) for group in groups)
         n = 4 if smallest > 4 else 2
         if smallest > n and (topology.quota is None or topology.quota >= n * len(groups)):
@@ -230,11 +185,7 @@ def candidates(topology: Topology) -> list[PlacementCandidate]:
                 f"{n} cores nearly saturate a group's memory link while decoding, with less synchronization; prefill "
                 "has fewer cores to compute on."
             )
-            ways.append((f"{n} cores per L3 group", PlacementSpec(f"{n}/l3", "shared"), why))
-    sockets = sorted({core.package for core in topology.allowed_cores})
-    if len(sockets) > 1:
-        why = "Pays off only while drafting and verifying overlap; the target gets the cores of one socket."
-        ways.append((OWN_SOCKET, PlacementSpec(f"socket:{sockets[0]}", f"socket:{sockets[-1]}"), why))
+            ways.append((f"{n} cores per L3 group", PlacementSpec(f"{n}/l3"), why))
     nodes = sorted({core.node for core in topology.allowed_cores})
     mine = [node for node in topology.nodes if node.number in nodes and node.number in topology.allowed_nodes]
     if len(nodes) > 1 and mine:
@@ -244,11 +195,11 @@ def candidates(topology: Topology) -> list[PlacementCandidate]:
             f"No cross-node reads, but the bandwidth of the other {'node' if len(nodes) == 2 else 'nodes'} is unused, "
             f"and the model must fit the {room}."
         )
-        ways.append((ONE_NODE, PlacementSpec(f"node:{node.number}", "shared", f"bind:{node.number}"), why))
+        ways.append((ONE_NODE, PlacementSpec(f"node:{node.number}", f"bind:{node.number}"), why))
     found: list[PlacementCandidate] = []
     for name, spec, why in ways:
-        with contextlib.suppress(UsageError):  # it would leave a model without cores
-            found.append(PlacementCandidate(name, spec, place(topology, spec, with_draft=True), why))
+        with contextlib.suppress(UsageError):  # the quota is too small for it
+            found.append(PlacementCandidate(name, spec, place(topology, spec), why))
     return found
 
 
@@ -256,30 +207,25 @@ def offered(topology: Topology, used: Iterable[PlacementSpec]) -> list[Placement
     """Return the placements that this machine allows; those that are or were `used`, in these words."""
 
     def where(placed: Placement) -> tuple[object, ...]:
-        return placed.cpus, placed.draft_cpus, placed.memory_policy
+        return placed.cpus, placed.memory_policy
 
     words: dict[tuple[object, ...], PlacementSpec] = {}
     for spec in used:
         with contextlib.suppress(UsageError):
-            words.setdefault(where(place(topology, spec, with_draft=spec.names_draft_cores)), spec)
+            words.setdefault(where(place(topology, spec)), spec)
     return [replace(one, spec=words.get(where(one.placement), one.spec)) for one in candidates(topology)]
 
 
-def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
+def _why_all(topology: Topology, cpus: tuple[int, ...]) -> str:
     n, all_cores = len(cpus), len(topology.allowed_cores)
     nodes = {node for cpu in cpus if (node := topology.node_of(cpu)) is not None}
-    who = f"All {n} cores, shared"
+    who = f"All {n} cores"
     if topology.quota is not None and topology.quota < all_cores:
-        return f"{n} of {all_cores} cores, shared: the cgroup CPU quota is {topology.quota:g}."
+        return f"{n} of {all_cores} cores: the cgroup CPU quota is {topology.quota:g}."
     if all_cores < 2:
         return "Only one core."
     if n < all_cores:
-        return f"The {n} performance cores, shared: the {all_cores - n} efficient ones would slow them down."
+        return f"The {n} performance cores: the {all_cores - n} efficient ones would slow them down."
     if len(nodes) > 1:
         return f"{who}, with memory interleaved over {len(nodes)} nodes."
-    if topology.virtual or len(topology.by_l3(cpus)) < 2:
-        return f"{who}."
-    return (
-        f"{who}: an L3 group of its own would give the draft model a part of the links to memory, and take it from the "
-        "target."
-    )
+    return f"{who}."

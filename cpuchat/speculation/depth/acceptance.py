@@ -8,8 +8,6 @@ per millisecond.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
@@ -71,42 +69,18 @@ def _add(count: tuple[float, float], accepted: bool, keep: float) -> tuple[float
     return keep * count[0] + accepted, keep * count[1] + 1.0
 
 
-@dataclass(frozen=True)
-class DraftPlan:
-    """Next draft: `depth` tokens, 0 = plain decoding; `overlap`: it drafts on during verify."""
-
-    depth: int = 0
-    overlap: bool = False
-
-
-def rates(rate: float, costs: CurrentCosts, max_depth: int) -> tuple[list[float], list[float]]:
-    """Return tokens per ms by depth, 0 (plain decoding) first: sequential, and concurrent if that was measured.
-
-    `rate` is the acceptance. Concurrent: the next block is drafted while this one is verified, in vain unless all of
-    this one is accepted and the token after it was guessed too (PEARL, arXiv 2408.11850)."""
-    times, draft, beside = costs.times.ms, costs.draft.ms[0], costs.overlap_draft.ms[0]
-    sequential, concurrent = [1.0 / times[0]], [0.0]
+def rates(rate: float, costs: CurrentCosts, max_depth: int) -> list[float]:
+    """Return tokens per ms by depth, 0 (plain decoding) first. `rate` is the acceptance."""
+    times, draft = costs.times.ms, costs.draft.ms[0]
+    found = [1.0 / times[0]]
     total = full = 1.0
     for depth in range(1, max_depth + 1):
         full *= rate
         total += full
-        rejected = costs.rollback.ms[0] * (1.0 - full)
-        sequential.append(total / (depth * draft + times[depth] + rejected))
-        if costs.overlap_times is not None:
-            ready = max(costs.overlap_times.ms[depth], (depth + 1) * beside)
-            concurrent.append(total / (ready + (1.0 - full * rate) * depth * beside + rejected))
-    return sequential, concurrent
-
-
-def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, DraftPlan]:
-    """Return the best of `rates` and its plan; of equal ones the shortest draft."""
-    sequential, concurrent = both
-    rate, overlapped = max(sequential), max(concurrent)
-    if overlapped > rate:
-        return overlapped, DraftPlan(concurrent.index(overlapped), True)
-    return rate, DraftPlan(sequential.index(rate))
+        found.append(total / (depth * draft + times[depth] + costs.rollback.ms[0] * (1.0 - full)))
+    return found
 
 
 def limit_gain(rate: float, costs: CurrentCosts, max_depth: int) -> float:
     """Return the best speed-up over plain decoding if every drafted token is accepted with probability `rate`."""
-    return max(rates(rate, costs, max_depth)[0][1:], default=0.0) * costs.plain_ms
+    return max(rates(rate, costs, max_depth)[1:], default=0.0) * costs.plain_ms

@@ -18,7 +18,7 @@ from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import tokens_per_pass
 from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
-from cpuchat.speculation.depth.acceptance import Acceptance, DraftPlan, best_plan, limit_gain, rates
+from cpuchat.speculation.depth.acceptance import Acceptance, limit_gain, rates
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
@@ -35,7 +35,7 @@ class DepthController:
         known: accepted and compared tokens of the draft model in earlier answers, as in `learned`.
 
     Attributes:
-        plan: the last plan for the draft model.
+        plan: the depth planned last for the draft model, 0 = plain decoding.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DepthController:
         uncalibrated: DraftsOff | None = UNCALIBRATED,
         known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self._costs = CurrentCosts(costs, has_draft=has_draft_model) if costs else None
+        self._costs = CurrentCosts(costs) if costs else None
         self._uncalibrated = uncalibrated
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
@@ -72,14 +72,14 @@ class DepthController:
 
     def _reset(self, fixed: int) -> None:
         self._fixed = fixed
-        self.plan = DraftPlan()
+        self.plan = 0
         self._is_asked = False  # about the draft model, in this answer
         self._n_written = 0
         self._n_proposed = 0  # by suffix decoding
         self._unread = self._scorable = 0
         self._slow_prefill_ms = 0.0
         self._recent = (0.0, 0.0)  # tokens and ms, forgetting
-        self._rates: tuple[int, tuple[list[float], list[float]]] | None = None
+        self._rates: tuple[int, list[float]] | None = None
 
     def begin_answer(self, *, fixed: int = 0) -> None:
         """Begin an answer with a `fixed` depth, 0 = adaptive. What was learned is kept with less weight."""
@@ -171,15 +171,15 @@ class DepthController:
         if costs is None or max_depth == 0:
             return 0
         rate, read = 1.0 / costs.plain_ms, 0.0
-        if self.plan.depth:
-            rate, _ = best_plan(self._current_rates(costs, self._max_depth))
+        if self.plan:
+            rate = max(self._current_rates(costs, self._max_depth))
             # Without the proposal comes a draft of the best rate, which is worth what it costs.
             read = costs.read.ms[0]
         if self._passes_since_draft < CONSTANTS.recent_rate_passes and self._recent[1] > 0:
             rate = max(rate, CONSTANTS.recent_rate_share * self._recent[0] / self._recent[1])
         acceptance = self._acceptance[proposal.drafter]
         reached = total = 1.0
-        best, depth = CONSTANTS.free_min_gain + (0.0 if self.plan.depth else 1.0 - rate * costs.plain_ms), 0
+        best, depth = CONSTANTS.free_min_gain + (0.0 if self.plan else 1.0 - rate * costs.plain_ms), 0
         for n, bucket in enumerate(proposal.buckets[: self._max_depth], 2):
             reached *= acceptance.rate(bucket)
             total += reached
@@ -188,39 +188,38 @@ class DepthController:
                 best, depth = worth, n - 1
         return depth
 
-    def plan_draft(self, room: int, unread: int) -> DraftPlan:
-        """Plan the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read first."""
+    def plan_draft(self, room: int, unread: int) -> int:
+        """Return the depth of the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read
+        first."""
         self._is_asked = True
         self.plan = self._decide(min(room, self._max_depth), unread)
         return self.plan
 
-    def _decide(self, max_depth: int, unread: int) -> DraftPlan:
-        costs, acceptance = self._costs, self._draft_acceptance
+    def _decide(self, max_depth: int, unread: int) -> int:
+        costs = self._costs
         if not self._has_draft or max_depth <= 0:
-            return DraftPlan()
+            return 0
         if self._fixed:
-            depth = min(self._fixed, max_depth)
-            if costs is None or costs.overlap_times is None:
-                return DraftPlan(depth)
-            one, other = rates(acceptance.mean, costs, depth)
-            return DraftPlan(depth, other[-1] > one[-1])
+            return min(self._fixed, max_depth)
         if costs is None:
-            return DraftPlan()
-        rate, plan = best_plan(self._current_rates(costs, max_depth))
+            return 0
+        by_depth = self._current_rates(costs, max_depth)
+        rate = max(by_depth)
+        depth = by_depth.index(rate)  # of equal ones the shortest draft
         plain, catch_up = costs.plain_ms, costs.catch_up_ms(unread)
         is_near = catch_up < CONSTANTS.near_share * plain
         tokens = max(CONSTANTS.catch_up_tokens, self._n_written)
-        pays = (1.0 - 1.0 / (rate * plain)) * plain * tokens if plan.depth else 0.0
-        self._slow_prefill_ms = catch_up if plan.depth and pays <= catch_up else 0.0
-        if not plan.depth or (not is_near and (pays <= catch_up or not self._is_known)):
-            return DraftPlan()
-        return plan
+        pays = (1.0 - 1.0 / (rate * plain)) * plain * tokens if depth else 0.0
+        self._slow_prefill_ms = catch_up if depth and pays <= catch_up else 0.0
+        if not is_near and (pays <= catch_up or not self._is_known):
+            return 0
+        return depth
 
     @property
     def _is_known(self) -> bool:
         return self._draft_acceptance.n_observed >= CONSTANTS.min_tokens_known
 
-    def _current_rates(self, costs: CurrentCosts, max_depth: int) -> tuple[list[float], list[float]]:
+    def _current_rates(self, costs: CurrentCosts, max_depth: int) -> list[float]:
         """Return the draft model's rates up to depth `max_depth`; kept until the next event."""
         if self._rates is None or self._rates[0] != max_depth:
             self._rates = max_depth, rates(self._draft_acceptance.mean, costs, max_depth)
@@ -231,7 +230,7 @@ class DepthController:
 
         `lag` tokens of the text are unread."""
         costs = self._costs
-        if costs is None or not self._has_draft or self._fixed or self.plan.depth:
+        if costs is None or not self._has_draft or self._fixed or self.plan:
             return 0
         if self._unread < (CONSTANTS.shadow_tokens if self._is_known else CONSTANTS.first_shadow_tokens):
             return 0
@@ -263,7 +262,7 @@ class DepthController:
     @property
     def depth(self) -> int:
         """Return the draft depth now: as planned for the draft model, or that of the last draft while it is recent."""
-        return self.plan.depth or (self._last_depth if self._passes_since_draft <= CONSTANTS.recent_passes else 0)
+        return self.plan or (self._last_depth if self._passes_since_draft <= CONSTANTS.recent_passes else 0)
 
     @property
     def acceptance(self) -> float:
@@ -275,7 +274,7 @@ class DepthController:
     @property
     def off(self) -> DraftsOff | None:
         """Return why speculation is off; None while it is on."""
-        if self.plan.depth or self._passes_since_draft <= CONSTANTS.recent_passes:
+        if self.plan or self._passes_since_draft <= CONSTANTS.recent_passes:
             return None
         costs, asked = self._costs, self._is_asked
         if costs is None:
@@ -291,6 +290,6 @@ class DepthController:
             return DraftsOff("slow verification")
         if not asked or not self._is_known:
             return DraftsOff("acceptance unknown" if asked else "rare repeats")
-        rate = max(self._current_rates(costs, self._max_depth)[0][1:], default=0.0)
+        rate = max(self._current_rates(costs, self._max_depth)[1:], default=0.0)
         slower = 1.0 / (rate * plain_ms) - 1.0 if rate > 0 else 0.0
         return DraftsOff("low acceptance", acceptance=self.acceptance, slower_share=None if self._is_rough else slower)

@@ -42,18 +42,15 @@ class CurrentCosts:
     """The costs of one loaded pair of models, in ms.
 
     Attributes:
-        times: passes over n tokens, sequential; `overlap_times` while the draft model computes, None if it cannot.
-        draft: one drafted token, sequential; `overlap_draft` while the target computes.
+        times: passes over n tokens.
+        draft: one drafted token.
         read: one token of text that the draft model reads in a batch.
         rollback: after a pass in which a token was rejected.
     """
 
-    def __init__(self, costs: PassCosts, *, has_draft: bool) -> None:
-        overlap = costs.overlap if has_draft else None
+    def __init__(self, costs: PassCosts) -> None:
         self.times = Following(costs.verify_ms)
-        self.overlap_times = Following(overlap.verify_ms) if overlap else None
         self.draft = Following([costs.draft_ms])
-        self.overlap_draft = Following([overlap.draft_ms if overlap else 0.0])
         self.read = Following([costs.read_ms or costs.draft_ms])
         self.rollback = Following([costs.rollback_ms])
 
@@ -65,18 +62,12 @@ class CurrentCosts:
         """Learn from a pass for which a drafter was asked.
 
         Returns its ms, drafting and rollback included, the pass without a pause of the machine."""
-        n, ms = record.drafted, record.verify_ms
-        if record.overlap and self.overlap_times is not None:
-            ms = self.overlap_times.observe(ms, 1 + n)
-            # A plain step takes no longer than a pass beside the draft model: the machine is as much faster now.
-            if (faster := self.overlap_times.ms[n] / self.plain_ms) < 1.0:
-                self.times.ms = [max(_MIN_MS, faster * one) for one in self.times.ms]
-        else:
-            ms = self.times.observe(ms, 1 + n)
+        n = record.drafted
+        ms = self.times.observe(record.verify_ms, 1 + n)
         if record.drafter == "draft" and n:
             catch_up = self.catch_up_ms(record.unread)
             if catch_up < 0.2 * record.draft_ms:
-                (self.overlap_draft if record.overlap else self.draft).observe((record.draft_ms - catch_up) / n)
+                self.draft.observe((record.draft_ms - catch_up) / n)
         self.rollback.observe(record.rollback_ms if record.accepted < record.compared else 0.0)
         return ms + record.draft_ms + record.rollback_ms
 

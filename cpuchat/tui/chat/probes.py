@@ -79,7 +79,7 @@ class PassProbe:
             self._idle = 0
             return
         model = self._session.conversation.model
-        busy = self._busy.since_last((model.compute_cpus if model is not None else ()) or own_cpus())
+        busy = self._busy.since_last((model.cpus if model is not None else ()) or own_cpus())
         is_free = busy is not None and busy < MAX_BUSY_CORES and self.is_idle and self._screen.is_current
         is_free = is_free and monotonic() - self._input_at >= self.CHECK_SECONDS
         self._idle = self._idle + 1 if is_free else 0
@@ -98,7 +98,7 @@ class PassProbe:
         from cpuchat.hardware.placement.placement import PlacementSpec
 
         model = self._session.conversation.model  # tuned, or with a draft model on cores of its own
-        return PlacementSpec.of(self._services.settings), model.compute_cpus if model is not None else ()
+        return PlacementSpec.of(self._services.settings), model.cpus if model is not None else ()
 
     def _is_wanted(self) -> bool:
         model = self._session.conversation.model

@@ -142,7 +142,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
     async def _is_quiet(self) -> bool:
         """Wait until other programs leave the cores alone; False when the user stops that."""
         cores, model = BusyCores(), self.comparison.runners[0].model
-        cpus = (model.compute_cpus if model is not None else ()) or own_cpus()
+        cpus = (model.cpus if model is not None else ()) or own_cpus()
         n_quiet = 0
         self.refresh_bindings()
         while self._waits and n_quiet < _QUIET_SECONDS:

@@ -34,7 +34,7 @@ class PlacementList(OptionList):
         super().__init__(id="placements", compact=True)
         self._offers: tuple[PlacementCandidate, ...] = ()
         self._others: tuple[PlacementSpec, ...] = ()
-        self._in_use, self._has_draft = PlacementSpec(), True
+        self._in_use = PlacementSpec()
 
     @property
     def marked(self) -> PlacementSpec:
@@ -45,19 +45,12 @@ class PlacementList(OptionList):
     def _specs(self) -> list[PlacementSpec]:
         return [*(offer.spec for offer in self._offers), *self._others]
 
-    def offer(
-        self,
-        offers: Sequence[PlacementCandidate],
-        used: Iterable[PlacementSpec],
-        in_use: PlacementSpec,
-        *,
-        has_draft: bool = True,
-    ) -> None:
+    def offer(self, offers: Sequence[PlacementCandidate], used: Iterable[PlacementSpec], in_use: PlacementSpec) -> None:
         """List these, the recommended one first, then those `used` that are none of them. A selection of the user's
-        stays; else the one in use is selected. Without a draft model those with cores for one say so.
+        stays; else the one in use is selected.
         """
         wanted = in_use if self.marked == self._in_use else self.marked
-        self._offers, self._others, self._in_use, self._has_draft = tuple(offers), (), in_use, has_draft
+        self._offers, self._others, self._in_use = tuple(offers), (), in_use
         self._others = tuple(spec for spec in used if spec not in self._specs)
         self._list(wanted)
 
@@ -69,13 +62,11 @@ class PlacementList(OptionList):
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
-            draft = len({*offer.placement.draft_cpus} - {*offer.placement.cpus})
-            threads = f"{len(offer.placement.cpus)}{f' + {draft}' if draft else ''} threads"
-            note = "needs draft · " if offer.placement.draft_cpus and not self._has_draft else ""
-            rows.append(self._row(offer.name, offer.spec, f"{note}{threads}", not number, width))
+            threads = f"{len(offer.placement.cpus)} threads"
+            rows.append(self._row(offer.name, offer.spec, threads, not number, width))
         for spec in self._others:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
-            parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
+            parts.append(f"memory {spec.memory_policy}")
             rows.append(self._row(", ".join(filter(None, parts)), spec, "", False, width))
         with self.prevent(OptionList.OptionHighlighted):
             self.set_options([Option(row) for row in rows])

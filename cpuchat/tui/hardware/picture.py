@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
 
-CELLS = {"target": "▣", "draft": "▤", "free": "□", "off": "·"}
-NAMES = {"target": "for the model", "draft": "for the draft model", "free": "free", "off": "unavailable"}
+CELLS = {"target": "▣", "free": "□", "off": "·"}
+NAMES = {"target": "for the model", "free": "free", "off": "unavailable"}
 _GAP = 3
 ROOMY_ROWS = 8
 """Maximum number of rows at which cells are drawn with gaps."""
@@ -28,17 +28,14 @@ ROOMY_ROWS = 8
 
 @dataclass(frozen=True)
 class Use:
-    """Logical CPUs of the target, and those of the draft model alone."""
+    """Logical CPUs of the target."""
 
     target: Collection[int] = ()
-    draft: Collection[int] = ()
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
         """Return what this core does, a key of `CELLS`."""
         if not {*core.cpus}.isdisjoint(self.target):
             return "target"
-        if not {*core.cpus}.isdisjoint(self.draft):
-            return "draft"
         return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
 
 

@@ -138,8 +138,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._outcome_told = False
         self._used[self._in_use] = None
         self._options = offered(self.facts.topology, self._used)
-        has_draft = self._model is None or bool(self._model.draft)
-        self.query_one(PlacementList).offer(self._options, self._used, self._in_use, has_draft=has_draft)
+        self.query_one(PlacementList).offer(self._options, self._used, self._in_use)
         if not self._outcome_told:
             self._about = None
             self._marked()
@@ -178,7 +177,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             return
         spec = self.query_one(PlacementList).marked
         placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
-        use = Use(placed.cpus, placed.draft_cpus) if placed is not None else Use()
+        use = Use(placed.cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
         name = next((one.name for one in self._options if one.spec == spec), "custom")
         state = ("loading" if self.now.loading else "in use") if spec == self._in_use else "not in use"
@@ -224,7 +223,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if self.facts is None:
             return None
         try:
-            return place(self.facts.topology, spec, with_draft=spec.names_draft_cores)
+            return place(self.facts.topology, spec)
         except PlacementError:
             return None
 

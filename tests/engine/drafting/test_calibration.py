@@ -11,9 +11,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cpuchat.costs.calibrations import OverlapCosts, PassCosts
+from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine.drafting import calibration
-from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
@@ -21,20 +20,13 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
 from cpuchat.models import costs as costs_record
-from cpuchat.protocol.messages import LoadOptions
 from tests.support.pair_files import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]
 ON = Subject(cores=(0,), model=("t", "d"))
 
-COSTS = PassCosts(
-    verify_ms=tuple(30.5 + n for n in range(32)),
-    draft_ms=2.5,
-    read_ms=0.25,
-    overlap=OverlapCosts(tuple(40.0 + n for n in range(32)), 3.5),
-    rollback_ms=1.5,
-)
+COSTS = PassCosts(verify_ms=tuple(30.5 + n for n in range(32)), draft_ms=2.5, read_ms=0.25, rollback_ms=1.5)
 
 
 @pytest.fixture
@@ -67,7 +59,6 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
         calibration.conditions(target).key,
         calibration.conditions(target, draft).key,
         calibration.conditions(target, target).key,
-        calibration.conditions(target, draft, (1,)).key,
         calibration.conditions(load(other, OPTIONS)).key,
     ]
     changes = [
@@ -93,53 +84,25 @@ def test_measuring(models: tuple[Model, Model]) -> None:
     target, draft = models
     target.sequence.extend([300, 301])
     seen: list[tuple[int, int]] = []
-    costs = calibration.measure(target, draft, None, lambda *p: seen.append(p))
+    costs = calibration.measure(target, draft, lambda *p: seen.append(p))
     assert len(costs.verify_ms) == 32 and min(costs.verify_ms) > 0
-    assert costs.draft_ms > 0 and costs.read_ms > 0 and costs.overlap is None
+    assert costs.draft_ms > 0 and costs.read_ms > 0
     assert seen == [(n, seen[-1][1]) for n in range(len(seen) - 1)] + [(seen[-1][1], seen[-1][1])]
     assert not target.sequence.tokens and not draft.sequence.tokens
-    alone = calibration.measure(target, None, None, lambda *_: None)
+    alone = calibration.measure(target, None, lambda *_: None)
     assert alone.draft_ms == alone.read_ms == 0
 
 
-def test_measuring_both_at_once(load: Load, files: tuple[Path, Path]) -> None:
-    cpus = own_cpus()
-    if len(cpus) < 2:
-        pytest.skip("one core cannot do two things at once")
-    target = load(files[0], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), threads=cpus[:1])
-    draft = load(files[1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), threads=target.pool)
-    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2])
-    try:
-        costs = calibration.measure(target, draft, thread, lambda *_: None, budget=1.0)
-        if costs.overlap is None:  # beside other load: what was measured was not plausible
-            assert not costs.steady
-        else:
-            assert costs.overlap.draft_ms > 0 and min(costs.overlap.verify_ms) > 0
-        assert not target.sequence.tokens and not draft.sequence.tokens
-    finally:
-        thread.close()
-
-
-@pytest.mark.parametrize(("is_apart", "at"), [(False, 20), (True, 1), (True, 60)])
-def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, is_apart: bool, at: int) -> None:
-    cpus = own_cpus()
-    if is_apart and len(cpus) < 2:
-        pytest.skip("one core cannot do two things at once")
-    target = load(files[0], OPTIONS)
-    draft = load(files[1], OPTIONS, threads=target.pool)
-    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2]) if is_apart else None
-    try:
-        with pytest.raises(Aborted):  # 60: 16 points were measured three times, now those of both at once
-            calibration.measure(target, draft, thread, lambda done, _: abort.set() if done == at else None)
-        abort.clear()
-        assert not target.sequence.tokens and not draft.sequence.tokens
-        row = target.sequence.step(300).copy()
-        target.sequence.clear()
-        assert (target.sequence.step(300) == row).all()
-    finally:
-        abort.clear()
-        if thread is not None:
-            thread.close()
+@pytest.mark.parametrize("at", [1, 20, 47])
+def test_stopping_it(models: tuple[Model, Model], abort: AbortFlag, at: int) -> None:
+    target, draft = models
+    with pytest.raises(Aborted):  # 47: of 16 sizes, each measured three times, one is left; then come the draft's
+        calibration.measure(target, draft, lambda done, _: abort.set() if done == at else None)
+    abort.clear()
+    assert not target.sequence.tokens and not draft.sequence.tokens
+    row = target.sequence.step(300).copy()
+    target.sequence.clear()
+    assert (target.sequence.step(300) == row).all()
 
 
 def test_implausible_costs_are_neither_kept_nor_read() -> None:
@@ -176,7 +139,7 @@ def test_a_size_that_was_disturbed_each_time_is_measured_again(
         return true[n] * (7.0 if n in (2, 5) and seen[n] <= 5 else 1.0), 0.0
 
     monkeypatch.setattr(calibration.Curve, "timed_pass", passed)
-    costs = calibration.measure(models[0], None, None, lambda *_: None)
+    costs = calibration.measure(models[0], None, lambda *_: None)
     assert costs.verify_ms == pytest.approx(COSTS.verify_ms)
     assert seen[3] <= 4 < seen[2] < 8
 
@@ -200,7 +163,7 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
         seen.clear()
         disturbed.clear()
         disturbed.update(until)
-        return calibration.measure(models[0], None, None, lambda *_: None).disturbed
+        return calibration.measure(models[0], None, lambda *_: None).disturbed
 
     assert not is_disturbed({})
     assert not is_disturbed(dict.fromkeys(range(1, 33), 2))
@@ -213,7 +176,7 @@ def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> N
     """With another draft model only that one is measured."""
     seen: list[tuple[int, int]] = []
     known = PassCosts(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
-    costs = calibration.measure(*models, None, lambda *p: seen.append(p), of_target=known)
+    costs = calibration.measure(*models, lambda *p: seen.append(p), of_target=known)
     assert (costs.verify_ms, costs.rollback_ms) == (known.verify_ms, known.rollback_ms)
     assert costs.draft_ms > 0 and costs.read_ms > 0
     assert seen and seen[-1][0] == seen[-1][1]

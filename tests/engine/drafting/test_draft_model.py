@@ -177,29 +177,6 @@ def test_never_drafts_what_the_target_does_not_know(load: Load, tiny_model: Path
         assert all(right[:n_right]) and all(right) is (n_right == len(said))
 
 
-@pytest.mark.parametrize("n", [12, 5])
-def test_drafting_ahead_goes_on_where_the_draft_ends(load: Load, tiny_model: Path, n: int) -> None:
-    """Also when the draft was cut short after it was made."""
-    model = load(tiny_model)
-    draft, other = DraftModel(model.sequence, 272), DraftModel(load(tiny_model).sequence, 272)
-    draft.begin_answer(LETTERS)
-    drafted = draft.propose(12).tokens[:n]
-    ahead = draft.draft_ahead(drafted, 6, lambda: False)
-    assert model.sequence.tokens == [*LETTERS, *drafted, *ahead[:-1]]
-    other.begin_answer([*LETTERS, *drafted])
-    assert ahead == other.propose(6).tokens
-    # All of the block and the guess after it are right: a chained block goes on from there.
-    draft.append([*drafted, ahead[0]])
-    again = draft.draft_ahead(ahead[1:], 4, lambda: False)
-    assert model.sequence.tokens == [*LETTERS, *drafted, *ahead, *again[:-1]]
-    other.begin_answer([*LETTERS, *drafted, *ahead])
-    assert again == other.propose(4).tokens
-    # Nothing of it is: the next draft knows nothing of all this.
-    draft.append([65])
-    other.begin_answer([*LETTERS, *drafted, ahead[0], 65])
-    assert draft.propose(5).tokens == other.propose(5).tokens
-
-
 def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: Counter[str]) -> None:
     draft.begin_answer(TEXT)
     for work in (lambda: draft.propose(4), lambda: draft.read(20), lambda: draft.score(20)):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine import engine
 from cpuchat.engine.drafting.speculator import set_up_speculation
-from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import Event, LoadCancelled, LoadModel, LoadProgress
 from tests.support.cores import ONE_CPU
 from tests.support.pair_chat import ALL, PairChat
@@ -40,7 +36,7 @@ def assert_answers(chat: PairChat) -> None:
 
 def test_a_pair(chat: PairChat, files: tuple[Path, Path]) -> None:
     info = chat.load(files[0], draft_path=str(files[1]))
-    assert info.draft and info.draft_quantization == "Q8_0" and info.draft_cpus == info.cpus
+    assert info.draft and info.draft_quantization == "Q8_0"
     assert info.drafts_off is None and info.notes == ()
     plain, _ = chat.ask()
     drafted, timings = chat.ask(ALL)
@@ -56,7 +52,7 @@ def test_draft_of_another_vocabulary(
         info = chat.load(files[0], draft_path=str(draft))
         [note] = info.notes
         assert note.startswith("No draft model: ") and reason in note
-        assert info.draft == "" and info.draft_cpus == ()
+        assert info.draft == ""
         assert_answers(chat)
 
 
@@ -89,7 +85,7 @@ def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: Ab
     command = LoadModel(path=str(files[0]), cpus=ONE_CPU, options=options)
     for available in (1 << 20, 0, -5):
         companions = set_up_speculation(target, command, available, lambda *_: None, abort)
-        assert companions.draft is None and companions.thread is None
+        assert companions.draft is None
         assert "does not fit" in target.info.notes[-1] or "memory" in target.info.notes[-1]
     companions = set_up_speculation(target, command, PLENTY, lambda *_: None, abort)
     assert companions.draft is not None and target.info.draft
@@ -122,48 +118,6 @@ def test_one_token_batches_cannot_verify(chat: PairChat, files: tuple[Path, Path
     assert_answers(chat)
 
 
-def test_cores_of_its_own(chat: PairChat, files: tuple[Path, Path]) -> None:
-    cpus = own_cpus()
-    if len(cpus) < 2:
-        pytest.skip("one core cannot do two things at once")
-    mine, its = cpus[:1], cpus[-1:]
-    info = chat.load(files[0], draft_path=str(files[1]), cpus=mine, draft_cpus=its)
-    assert (info.draft_cpus, info.cpus, info.n_threads) == (its, mine, 1)
-    plain, _ = chat.ask()
-    drafted, timings = chat.ask(ALL)
-    assert drafted == plain and timings.draft_n_accepted
-    # The thread that loads is pinned by now and must reach all CPUs again.
-    info = chat.load(files[0], draft_path=str(files[1]), cpus=its, draft_cpus=mine)
-    assert (info.draft_cpus, info.cpus) == (mine, its)
-    # And all of them without a draft model.
-    assert chat.load(files[0], cpus=cpus).cpus == cpus
-
-
-@pytest.mark.parametrize("failing", ["threadpool_new", "attach_threadpool"])
-def test_without_threads_for_the_draft_the_target_answers_alone(
-    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    cpus = own_cpus()[:2]
-    if len(cpus) < 2:
-        pytest.skip("one core cannot do two things at once")
-    works, free, freed = getattr(bindings, failing), bindings.threadpool_free, list[object]()
-
-    def fails(*arguments: object) -> object:
-        if not threading.current_thread().name.startswith("draft"):
-            return works(*arguments)
-        if failing == "attach_threadpool":
-            raise GenerationFailed("Cannot start the threads.", "")
-        return None
-
-    monkeypatch.setattr(bindings, failing, fails)
-    monkeypatch.setattr(bindings, "threadpool_free", lambda pool: (freed.append(pool), free(pool)))
-    info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus[:1], draft_cpus=cpus[1:])
-    assert info.draft == "" and info.draft_cpus == () and info.cpus == cpus[:1]
-    assert [note for note in info.notes if "No draft model: Cannot start" in note]
-    assert len(freed) == (failing == "attach_threadpool"), "its threads end"
-    assert_answers(chat)
-
-
 def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
     chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +126,7 @@ def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
 
     before = os.sched_getaffinity(0)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "describe", broken)
+        patch.setattr(engine, "StateStore", broken)
         with pytest.raises(KeyError):
             chat.command(files[0], draft_path=str(files[1]))
     assert os.sched_getaffinity(0) == before  # the threads that this one was pinned with are gone

@@ -88,19 +88,20 @@ def test_a_stop_within_a_draft_keeps_the_chat(chat: Chat, tmp_path: Path) -> Non
     file = write_tiny_gguf(tmp_path / "repeats.gguf", arch="qwen35", n_layer=3, likely="a")
     chat.load(file, WIDE)
     speculator, sequence = chat.loaded.speculator, sequence_of(chat)
-    start_verify, flag = speculator.start_verify, sequence.abort
+    propose, flag = speculator.propose, sequence.abort
 
-    def stop_within(proposal: Proposal) -> None:
-        sequence.abort = StopsWithin()
-        proposal.tokens[-1] += 1  # rejected, so that the others are evaluated again
-        start_verify(proposal)
+    def stop_within(written: list[int], room: int) -> Proposal | None:
+        if proposal := propose(written, room):
+            sequence.abort = StopsWithin()
+            proposal.tokens[-1] += 1  # rejected, so that the others are evaluated again
+        return proposal
 
-    speculator.start_verify = stop_within  # type: ignore[method-assign]
+    speculator.propose = stop_within  # type: ignore[method-assign]
     asked = user(LONG + "a" * 60)
     stopped = chat.ask(asked, speculation=Speculation(drafters=("suffix",), depth=4), chat_id="a")
     assert chat.stop_reason == "cancelled"
     said = chat.text
-    speculator.start_verify, sequence.abort = start_verify, flag  # type: ignore[method-assign]
+    speculator.propose, sequence.abort = propose, flag  # type: ignore[method-assign]
     following = (asked, assistant(said), user("And?"))
     assert said and chat.ask(*following, chat_id="a").cache_n == stopped.n_past > 90
 

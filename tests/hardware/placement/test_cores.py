@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.cores import allowed_part, choose_cores
 from cpuchat.hardware.topology import Core, Topology
 
@@ -152,28 +152,12 @@ def test_more_threads_than_fast_cores_take_efficient_ones(machine: Machine) -> N
     choice = choose_cores(topology, "auto", 10)
     assert choice.cpus == (0, 2, 4, 6, 8, 10, 12, 14, 16, 17)
     assert choice.reason == "10 cores, 2 of them efficient cores, which are slower."
-    assert choose_cores(topology, "auto", without=range(16)).cpus == (16, 17, 18, 19)
     # Efficient ones alone are all there is.
     assert choose_cores(replace(topology, allowed=(16, 17, 18))).cpus == (16, 17, 18)
 
 
-def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
-    topology = machine("epyc-9354")
-    # Named by their second threads, they are just as busy.
-    choice = choose_cores(topology, "auto", without=parse_cpu_list("60-63"))
-    assert format_cpu_list(choice.cpus) == "0-27" and "28 cores left by the draft model" in choice.reason
-    assert choose_cores(topology, "l3:7", without=(28, 29)).cpus == (30, 31)
-    with pytest.raises(UsageError, match=r"28-31 are taken, which leaves no core of 4 cores of L3 group 7"):
-        choose_cores(topology, "l3:7", without=range(28, 32))
-
-
-def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) -> None:
-    topology = machine("container")
-    assert choose_cores(topology, "auto", without=(12, 13, 14, 15)).cpus == (8, 9)
-    assert len(choose_cores(replace(topology, quota=0.5)).cpus) == 1
-    with pytest.raises(UsageError, match="quota is 2, and CPUs 12-15 already use it up"):
-        choose_cores(replace(topology, quota=2.0), "auto", without=range(12, 16))
-    assert choose_cores(replace(topology, quota=2.0), "auto", without=(15,)).cpus == (8,)
+def test_a_quota_below_one_cpu_leaves_one(machine: Machine) -> None:
+    assert len(choose_cores(replace(machine("container"), quota=0.5)).cpus) == 1
 
 
 def test_a_hybrid_cpu_without_smt_gets_a_thread_per_performance_core() -> None:

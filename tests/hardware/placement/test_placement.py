@@ -12,7 +12,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, check_given, place
+from cpuchat.hardware.placement.placement import PlacementError, PlacementSpec, check_given, place
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import Core, Topology, read_topology
 from tests.hardware.trees import make_tree
@@ -24,27 +24,11 @@ def topology(tmp_path: Path) -> Topology:
     return read_topology(make_tree(tmp_path, "epyc-9354"))
 
 
-def cpus(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return placement.cpus, placement.draft_cpus
-
-
 def test_words_become_cores_and_nodes(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
     found = place(topology, PlacementSpec())
-    assert (found.cpus, found.draft_cpus, found.memory_policy.words) == (tuple(range(64)), (), "interleave:0-1")
-    found = place(topology, PlacementSpec(cores="socket:0", draft_cores="socket:1"), with_draft=True)
-    assert cpus(found) == (tuple(range(32)), tuple(range(32, 64)))
-
-
-def test_cores_of_the_draft_model(topology: Topology) -> None:
-    every = tuple(range(32))
-    apart = place(topology, PlacementSpec(draft_cores="l3:7"), with_draft=True)
-    assert cpus(apart) == (every[:28], every[28:])
-    # Without a draft model nobody needs them.
-    assert cpus(place(topology, PlacementSpec(draft_cores="l3:7"))) == (every, ())
-    shared = place(topology, PlacementSpec(draft_cores="shared"), with_draft=True)
-    assert cpus(shared) == (every, ())
-    assert place(topology, PlacementSpec(), with_draft=True) == shared
+    assert (found.cpus, found.memory_policy.words) == (tuple(range(64)), "interleave:0-1")
+    assert place(topology, PlacementSpec(cores="socket:1")).cpus == tuple(range(32, 64))
 
 
 @pytest.mark.parametrize(
@@ -52,15 +36,14 @@ def test_cores_of_the_draft_model(topology: Topology) -> None:
     [
         (PlacementSpec(cores="l3:9"), "cores", "L3 group 9 does not exist"),
         (PlacementSpec(cores="99999"), "cores", "does not name any cores"),
-        (PlacementSpec(draft_cores="node:4"), "draft_cores", "NUMA node 4"),
-        (PlacementSpec(draft_cores="0-31"), "draft_cores", "leave no core for the target"),
+        (PlacementSpec(cores="node:4"), "cores", "NUMA node 4"),
         (PlacementSpec(memory_policy="bind:3"), "memory_policy", "Node 3 has no memory"),
         (PlacementSpec(threads=33), "threads", "Cannot use 33 threads"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_part(topology: Topology, spec: PlacementSpec, part: str, says: str) -> None:
     with pytest.raises(PlacementError) as caught:
-        place(topology, spec, with_draft=True)
+        place(topology, spec)
     ((name, problem),) = caught.value.problems.items()
     assert name == part and says in problem and str(caught.value) == problem
 
@@ -85,7 +68,7 @@ def test_threads_stay_below_the_end_of_the_cpu_masks() -> None:
     with pytest.raises(UsageError, match="Cannot use 768 threads"):
         place(topology, PlacementSpec(threads=768))
     with pytest.raises(UsageError, match="CPU 600 is not allowed"):
-        place(topology, PlacementSpec(draft_cores="600-603"), with_draft=True)
+        place(topology, PlacementSpec(cores="600-603"))
     for spec in (PlacementSpec(), PlacementSpec(cores="600")):
         with pytest.raises(UsageError, match=r"CPUs 600-639.*below 512") as caught:
             place(many_cores(range(600, 640)), spec)
@@ -93,7 +76,7 @@ def test_threads_stay_below_the_end_of_the_cpu_masks() -> None:
 
 
 def test_it_is_what_the_settings_say() -> None:
-    spec = PlacementSpec("4/l3", "l3:0", "interleave", 8)
+    spec = PlacementSpec("4/l3", "interleave", 8)
     assert PlacementSpec.of(spec.applied_to(Settings())) == spec
     settings.update(spec.changes())
     assert PlacementSpec.of(settings.load()) == spec
@@ -102,10 +85,7 @@ def test_it_is_what_the_settings_say() -> None:
 SAVED = [
     (PlacementSpec("0-9"), "8-9", ["Cores 0-9 → 8-9 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
     (PlacementSpec(threads=16), "8-10,12-14", ["Threads 16 → 6 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
-    (
-        PlacementSpec(draft_cores="l3:0,3"), "8-11",
-        ["Draft cores l3:0,3 → l3:3 (allowed CPUs: 8-15,40-47, quota: 6.5)."],
-    ),
+    (PlacementSpec("l3:0,3"), "12-15", ["Cores l3:0,3 → l3:3 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
     (
         PlacementSpec(memory_policy="bind:3"), "8-10,12-14",
         ["Memory policy bind:3 → auto: node 3 has no memory available to this process."],
@@ -118,13 +98,12 @@ def test_settings_of_another_machine_use_what_is_allowed_here(
     tmp_path: Path, spec: PlacementSpec, used: str, notes: list[str]
 ) -> None:
     container = read_topology(make_tree(tmp_path, "container"))
-    found = place(container, replace(spec, is_saved=True), with_draft=True)
+    found = place(container, replace(spec, is_saved=True))
     told = [note for note in found.notes if "→" in note]
     assert told == notes
-    if not spec.names_draft_cores:
-        assert format_cpu_list(found.cpus) == used
+    assert format_cpu_list(found.cpus) == used
     with pytest.raises(PlacementError):
-        place(container, spec, with_draft=True)
+        place(container, spec)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +114,7 @@ def test_settings_of_another_machine_use_what_is_allowed_here(
         (PlacementSpec("0-3", threads=2), ["threads"], ""),  # these cores are a setting
         (PlacementSpec("9", threads=2), ["cores", "threads"], "Cannot use 2 threads: the cores 9 are 1 CPUs."),
         (PlacementSpec(memory_policy="bind:3"), ["memory_policy"], "Node 3 has no memory available to this process."),
-        (PlacementSpec(draft_cores="l3:0"), ["draft_cores"], "Draft cores 'l3:0': L3 group 0 has no core"),
+        (PlacementSpec("l3:0"), ["cores"], "L3 group 0 has no core"),
     ],
 )
 def test_what_is_given_for_this_run_is_used_or_refused(

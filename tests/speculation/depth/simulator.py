@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from cpuchat.costs.calibrations import PassCosts, interpolate
-from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.stats import PassRecord
@@ -52,11 +51,10 @@ def verified(
     compared: int | None = None,
     draft_ms: float = 0.0,
     unread: int = 0,
-    overlap: bool = False,
 ) -> PassRecord:
     """Return a pass over a draft, all of it compared unless `compared` is less."""
     n = len(proposal) if compared is None else compared
-    return PassRecord(ms, proposal.drafter, tuple(proposal.buckets), accepted, n, draft_ms, unread, overlap)
+    return PassRecord(ms, proposal.drafter, tuple(proposal.buckets), accepted, n, draft_ms, unread)
 
 
 def text(rng: random.Random, rate: float, n: int) -> list[bool]:
@@ -137,8 +135,8 @@ def adaptive_answer(
         offer, hits = propose(at) if propose else (Proposal("suffix"), [])
         offer, hits = offer.cut(room), hits[:room]
         free = controller.free_depth(offer) if offer else 0
-        plan = DraftPlan() if free else controller.plan_draft(room, lag)
-        assert 0 <= free <= len(offer) and 0 <= plan.depth <= room
+        depth = 0 if free else controller.plan_draft(room, lag)
+        assert 0 <= free <= len(offer) and 0 <= depth <= room
         answer.passes += 1
         if free:
             accepted = _run(hits, 0, free)
@@ -148,15 +146,15 @@ def adaptive_answer(
             answer.free.append((at, free, accepted))
             at += accepted + 1
             lag += accepted + 1
-        elif plan.depth:
-            accepted = _run(right, at, plan.depth)
-            draft_ms = plan.depth * now.draft_ms + max(0, lag - 2) * now.read_ms
-            ms = now.verify_ms[plan.depth]
+        elif depth:
+            accepted = _run(right, at, depth)
+            draft_ms = depth * now.draft_ms + max(0, lag - 2) * now.read_ms
+            ms = now.verify_ms[depth]
             answer.ms += ms + draft_ms
-            draft = Proposal("draft", [0] * plan.depth, [0] * plan.depth)
+            draft = Proposal("draft", [0] * depth, [0] * depth)
             controller.record(verified(draft, accepted, noise(ms), draft_ms=noise(draft_ms), unread=lag))
             at += accepted + 1
-            lag = 2 if accepted == plan.depth else 1
+            lag = 2 if accepted == depth else 1
         else:
             ms = now.verify_ms[0] * (1.0 + disturbed)
             answer.ms += ms
@@ -166,7 +164,7 @@ def adaptive_answer(
         if offer and not free:
             score = min(_run(hits, 0, len(hits)) + 1, at - start, len(hits))
             controller.record_scores(offer.drafter, offer.buckets[:score], hits[:score])
-        answer.plans.append((start, plan.depth))
+        answer.plans.append((start, depth))
         disturbed = 0.0
         k = controller.shadow_budget(lag)
         assert 0 <= k <= lag

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
+from cpuchat.costs.calibrations import PassCosts
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
-from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
@@ -37,7 +36,7 @@ def test_depth_follows_acceptance():
         controller = DepthController(COSTS, has_draft_model=True)
         controller.begin_answer()
         learn(controller, rate)
-        depths.append(controller.plan_draft(MAX_DEPTH, 1).depth)
+        depths.append(controller.plan_draft(MAX_DEPTH, 1))
     assert depths[0] == 0
     assert 2 <= depths[1] <= 4
     assert depths[2] > 10
@@ -48,7 +47,7 @@ def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
     controller = DepthController(COSTS, has_draft_model=True)
     controller.begin_answer()
     learn(controller, 0.3)
-    assert controller.plan_draft(MAX_DEPTH, 1) == DraftPlan(0)
+    assert controller.plan_draft(MAX_DEPTH, 1) == 0
     assert controller.off is not None and controller.off.kind == "low acceptance"
     assert controller.off.acceptance == controller.acceptance and (controller.off.slower_share or 0) > 0
     assert controller.acceptance == pytest.approx(0.3, abs=0.1)
@@ -62,7 +61,7 @@ def test_not_measured():
     controller = DepthController(None, has_draft_model=True)
     controller.begin_answer()
     for _ in range(40):
-        assert controller.plan_draft(MAX_DEPTH, 1) == DraftPlan(0)
+        assert controller.plan_draft(MAX_DEPTH, 1) == 0
         assert controller.free_depth(Proposal("suffix", [1, 2, 3], [4, 4, 4])) == 0
         controller.record(PassRecord(35.0))
         controller.record_scores("draft", [0], [True])
@@ -91,15 +90,15 @@ def test_fixed_depth_is_kept_whatever_happens(costs):
     controller = DepthController(costs, max_depth=12, has_draft_model=True)
     controller.begin_answer(fixed=5)
     for _ in range(60):
-        assert controller.plan_draft(MAX_DEPTH, 900).depth == 5
+        assert controller.plan_draft(MAX_DEPTH, 900) == 5
         controller.record(verified(draft(5), 0, 300.0, draft_ms=8.0))
-    assert controller.plan_draft(3, 1).depth == 3
+    assert controller.plan_draft(3, 1) == 3
     assert controller.free_depth(Proposal("suffix", [1] * 9, [1] * 9)) == 5
     assert controller.free_depth(Proposal("suffix", [1] * 2, [1] * 2)) == 2
     assert controller.shadow_budget(50) == 0
     assert controller.off is None
     controller.begin_answer(fixed=20)
-    assert controller.plan_draft(MAX_DEPTH, 1).depth == 12
+    assert controller.plan_draft(MAX_DEPTH, 1) == 12
 
 
 def test_a_long_text_is_not_read_for_a_small_gain():
@@ -107,10 +106,10 @@ def test_a_long_text_is_not_read_for_a_small_gain():
     controller = DepthController(costs, has_draft_model=True)
     controller.begin_answer()
     learn(controller, 0.9, costs=costs)
-    assert controller.plan_draft(MAX_DEPTH, 2).depth > 0
+    assert controller.plan_draft(MAX_DEPTH, 2) > 0
     controller.begin_answer()
     for _ in range(20):
-        assert controller.plan_draft(MAX_DEPTH, 8000).depth == 0
+        assert controller.plan_draft(MAX_DEPTH, 8000) == 0
         controller.record(PassRecord(costs.verify_ms[0]))
     assert controller.off is not None and controller.off.kind == "slow prefill"
     assert controller.off.prefill_s == pytest.approx(32, abs=0.05)
@@ -165,30 +164,9 @@ def test_free_drafters_with_nothing_to_say():
     assert controller.off == DraftsOff("rare repeats")
 
 
-def test_drafting_at_once_where_it_is_clearly_faster():
-    slow_draft = 12.0
-    verify = interpolate({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
-    overlap = OverlapCosts(interpolate({1: 62.0, 4: 68.0, 8: 84.0, 16: 126.0}), slow_draft)
-    costs = PassCosts(verify, draft_ms=slow_draft, read_ms=1.0, overlap=overlap)
-    for rate, expected in ((0.97, True), (0.02, False)):
-        controller = DepthController(costs, has_draft_model=True)
-        controller.begin_answer()
-        learn(controller, rate, costs=costs)
-        assert controller.plan_draft(MAX_DEPTH, 1).overlap is expected
-        controller.begin_answer(fixed=3)
-        assert controller.plan_draft(MAX_DEPTH, 1).depth == 3
-    worse = OverlapCosts(tuple(2 * ms for ms in verify), slow_draft)
-    controller = DepthController(PassCosts(verify, slow_draft, 1.0, worse), has_draft_model=True)
-    controller.begin_answer()
-    learn(controller, 0.97, costs=costs)
-    plan = controller.plan_draft(MAX_DEPTH, 1)
-    assert plan.depth > 0
-    assert not plan.overlap
-
-
 def test_a_rollback_costs_what_it_takes_and_counts_once():
     base = structs.replace(true_costs("F16", "0.05B"), rollback_ms=10.0)
-    costs, ms = CurrentCosts(base, has_draft=True), base.verify_ms[2]
+    costs, ms = CurrentCosts(base), base.verify_ms[2]
     rejected = replace(verified(draft(2), 1, ms), rollback_ms=150.0, again=1)
     assert costs.record_verify(verified(draft(2), 2, ms)) == pytest.approx(ms)
     assert costs.rollback.ms[0] == 10.0
@@ -209,16 +187,15 @@ events = st.lists(
 
 
 @settings(max_examples=30, deadline=None)
-@given(events, st.integers(0, MAX_DEPTH), st.booleans(), st.booleans())
-def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft, at_once):
-    overlap = OverlapCosts(COSTS.verify_ms, 2.0) if at_once else None
-    costs = PassCosts(COSTS.verify_ms, 1.5, 0.4, overlap, 3.0)
+@given(events, st.integers(0, MAX_DEPTH), st.booleans())
+def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft):
+    costs = PassCosts(COSTS.verify_ms, 1.5, 0.4, 3.0)
     controller = DepthController(costs, max_depth=max_depth, has_draft_model=has_draft)
     controller.begin_answer()
     for kind, a, b, ms in events:
-        plan = controller.plan_draft(a, b)
-        assert 0 <= plan.depth <= min(a, max_depth)
-        assert plan.depth == 0 or has_draft
+        depth = controller.plan_draft(a, b)
+        assert 0 <= depth <= min(a, max_depth)
+        assert depth == 0 or has_draft
         offer = Proposal("suffix", [1] * a, [b % N_BUCKETS] * a)
         free = controller.free_depth(offer)
         assert 0 <= free <= min(a, max_depth)
@@ -226,9 +203,8 @@ def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft, at_on
         if kind == "plain":
             controller.record(PassRecord(ms))
         elif kind == "draft":
-            n = plan.depth
-            record = verified(draft(n), min(b, n), ms, compared=min(b, n), draft_ms=ms / 3, overlap=plan.overlap)
-            controller.record(record)
+            n = depth
+            controller.record(verified(draft(n), min(b, n), ms, compared=min(b, n), draft_ms=ms / 3))
         elif kind == "free":
             controller.record(verified(offer.cut(free), min(b, free), ms))
         elif kind == "scored":

@@ -172,14 +172,14 @@ async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_doe
     async with running() as app:
         await app.ready()
         await app.press("f2")
-        await app.until(lambda: app.app.screen.query("#row-speculation-draft_cores"))
-        app.app.screen.query_one("#row-speculation-draft_cores").put("6,7")  # type: ignore[attr-defined]
+        await app.until(lambda: app.app.screen.query("#row-speculation-draft_model"))
+        app.app.screen.query_one("#row-speculation-draft_model").put("none")  # type: ignore[attr-defined]
         await app.pilot.pause()
         await app.press("ctrl+s")
         await app.opens(ConfirmScreen)
         await app.press("y")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.specs[1].draft_cores == "6,7"
+        assert app.conversation.settings.speculation.draft_model == "none"
         await app.press("f2")
         await app.until(lambda: app.app.screen.query("#row-speculation-depth"))
         app.app.screen.query_one("#row-speculation-depth").put(5)  # type: ignore[attr-defined]
