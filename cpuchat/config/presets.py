@@ -39,27 +39,18 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return with_changes(chosen, self.changes)
 
 
-def load_presets() -> dict[str, Preset]:
-    """Return the presets by name, in the file's order; none without a file. Raises SettingsError: not valid."""
+def find_preset(name: str) -> Preset:
+    """Return a preset of the file. Raises UsageError: it has none of that name; SettingsError: not valid."""
     file = paths.presets_file()
     tables = toml.parse(toml.read(file), str(file))
-    found = {}
-    for name, table in tables.items():
-        if not isinstance(table, Mapping):
-            raise SettingsError(f"{file}, {name}: not a table.", f"A preset begins with its name: [{name}].")
-        try:
-            found[name] = msgspec.convert(table, prepared(Preset))
-        except msgspec.ValidationError as error:
-            key, reason = explained(error)
-            where = f"{name}.{key}" if key else name
-            raise SettingsError(f"{file}, {where}: {reason}.", "Fix or remove that key.") from None
-    return found
-
-
-def find_preset(name: str) -> Preset:
-    """Return a preset. Raises UsageError if there is none of that name, SettingsError as `load_presets`."""
-    presets = load_presets()
-    if name in presets:
-        return presets[name]
-    known = f"Available: {', '.join(presets)}." if presets else f"Add one to {paths.presets_file()}: docs/chats.md."
-    raise UsageError(f"There is no preset {name!r}.", known)
+    if name not in tables:
+        known = f"Available: {', '.join(tables)}." if tables else f"Add one to {file}: docs/chats.md."
+        raise UsageError(f"There is no preset {name!r}.", known)
+    if not isinstance(tables[name], Mapping):
+        raise SettingsError(f"{file}, {name}: not a table.", f"A preset begins with its name: [{name}].")
+    try:
+        return msgspec.convert(tables[name], prepared(Preset))
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        where = f"{name}.{key}" if key else name
+        raise SettingsError(f"{file}, {where}: {reason}.", "Fix or remove that key.") from None

@@ -6,7 +6,7 @@ import pytest
 
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.cli.options import laid_over, with_preset
-from cpuchat.config.presets import find_preset, load_presets
+from cpuchat.config.presets import find_preset
 from cpuchat.config.settings import Settings
 from tests.support.presets import write_presets
 
@@ -24,7 +24,6 @@ sampling = { temperature = 1.2, top_k = 0 } # lively
 
 
 def test_what_a_preset_sets_replaces_the_settings() -> None:
-    assert load_presets() == {}
     write_presets(FILE)
     chosen = Settings()
     chosen.chat.system_prompt, chosen.sampling.seed = "Be brief.", 7
@@ -46,7 +45,7 @@ def test_what_a_preset_sets_replaces_the_settings() -> None:
 def test_what_is_wrong_in_the_file_is_named(text: str, said: str) -> None:
     write_presets(text)
     with pytest.raises(SettingsError, match=r"presets\.toml") as caught:
-        load_presets()
+        find_preset("a")
     assert said in caught.value.message
 
 
