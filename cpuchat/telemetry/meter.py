@@ -73,20 +73,6 @@ def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | Non
     return (total - done) * (mean + slope * (total - first) / 2)
 
 
-class PrefillClock:
-    """Estimates the time left of a prompt from its progress alone, from the second event on."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[float, int]] = []
-
-    def seconds_left(self, event: PrefillProgress, now: float) -> float | None:
-        """Return the estimate with an event that came `now` (monotonic seconds); None before there is one."""
-        if self._points and event.processed < self._points[-1][1]:  # another prompt
-            self._points.clear()
-        self._points.append((now, event.processed))
-        return seconds_left(self._points, event.total)
-
-
 _OFF: Metric[float] = missing("drafting is off")
 _NO_COUNTS = SpeculationFigures()
 

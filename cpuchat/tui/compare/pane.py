@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
 from typing import ClassVar
 
 import msgspec
@@ -41,7 +40,6 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import PrefillClock
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import heat
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
@@ -66,7 +64,6 @@ class SidePane(Transcript):
         self._label = clean_line(name)
         self._open = False
         self._written = False
-        self._clock = PrefillClock()
 
     def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
         """Show complete turns from the end, or from index `first`."""
@@ -107,9 +104,10 @@ class SidePane(Transcript):
         self.add_message(TranscriptMessage("user", "You", prompt))
         self.begin_answer(self._label)
         self.set_pending("Waiting…")
-        self._open, self._written, self._clock = True, False, PrefillClock()
+        self._open, self._written = True, False
 
-    def show_event(self, event: AnyEvent) -> None:
+    def show_event(self, event: AnyEvent, left_s: float | None) -> None:
+        """Show an event of this side; its prompt takes `left_s` more seconds (None: not known)."""
         match event:
             case TextDelta():
                 if not self._written:
@@ -119,7 +117,7 @@ class SidePane(Transcript):
             case LoadProgress():
                 self.set_pending(answers.load_progress(self._label, event))
             case PrefillProgress() if not self._written:
-                self.set_pending(answers.prefill_progress(event, self._clock.seconds_left(event, monotonic())))
+                self.set_pending(answers.prefill_progress(event, left_s))
             case ModelLoaded():
                 self.set_pending("Loaded. Waiting…")
             case GenerationFinished():

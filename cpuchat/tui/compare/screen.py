@@ -264,7 +264,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         if not self.has_widgets:
             return
         pane = self._panes[side]
-        pane.show_event(event)
+        pane.show_event(event, self.comparison.runners[side].conversation.meter.prefill_left_s)
         if not isinstance(event, LoadProgress | ModelLoaded) and len(self.comparison.writing) == 1:
             self.action_front(side)
         if isinstance(event, ModelLoaded):
