@@ -135,7 +135,7 @@ class Engine:
             files = StateFiles(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
         limit = min(command.state_limit, max(left, 0) // 2)
         of_draft = (None, "") if draft is None else (draft.sequence, draft.state_key())
-        states = StateStore(model.sequence, model.vocab.raw_piece, limit, files, self._budget, *of_draft)
+        states = StateStore(model.sequence, model.vocab.raw_piece, limit, files, self._budget, *of_draft, model.passes)
         lanes = [states, *(states.beside(lane) for lane in model.lanes if lane is not model.sequence)]
         partial = model.sequence.partial_bytes
         model.info = msgspec.structs.replace(

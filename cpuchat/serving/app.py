@@ -116,6 +116,11 @@ class AnswerEndpoint:
             return await _json({"input_tokens": n_tokens})(scope, receive, send)
         # Two tasks: a client that reads slowly does not hold up the engine, and one that hangs up cancels the answer.
         first, *more = parsed.choices()
+        if len(more) >= (most := self._service.capacity):
+            message = (
+                f"`n` is {len(more) + 1}, but {most} answers can run and wait here. Raise --queue, or ask for fewer."
+            )
+            raise Refusal(400, message, "unsupported", param="n")
         reply, parts = self._make_reply(first), asyncio.Queue[bytes | Refusal | None]()
         others = [reply.another(one) for one in more]
         computing = asyncio.create_task(self._compute(reply, others, record, parts))

@@ -157,6 +157,11 @@ class InferenceService:
         return len(self._waiting)
 
     @property
+    def capacity(self) -> int:
+        """Return how many requests can run and wait together."""
+        return self._limit + self._queue.n_slots
+
+    @property
     def is_loaded(self) -> bool:
         """Return whether the model is in memory; an idle one may not be."""
         return self._conversation.model is not None

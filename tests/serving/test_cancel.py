@@ -109,6 +109,13 @@ def test_requests_wait_and_too_many_are_refused(endless: Server) -> None:
     wait_for_count(endless, "queue_full", before + 1)
 
 
+def test_more_answers_than_can_ever_wait_are_refused(endless: Server) -> None:
+    assert len(endless.post(chat("Hi", max_tokens=2, n=9)).json()["choices"]) == 9
+    refused = endless.post(chat("Hi", max_tokens=2, n=10))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
+    assert "--queue" in refused.json()["error"]["message"]
+
+
 def test_one_that_waits_may_leave(endless: Server) -> None:
     before = count(endless, "cancelled")
     with endless.http.stream("POST", CHAT, json=forever()) as response:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import run
-from tests.serving.test_cancel import CHAT, first_text, forever
+from tests.serving.test_cancel import CHAT, first_text, forever, sent, wait_for_count
 from tests.support.serving import Server, chat, server
 
 
@@ -71,6 +71,60 @@ def test_the_text_of_each_is_what_it_is_alone(tiny_model: Path, tmp_path: Path) 
         assert [answer["choices"][0]["message"] for answer in answers] == alone
         several = running.post({**bodies[0], "n": 4, "temperature": 1.0, "seed": 5}).json()["choices"]
         assert len({one["message"]["content"] for one in several}) == 4
+
+
+def test_a_client_learns_nothing_of_what_another_lane_holds(several: Server) -> None:
+    prompt = "the inner line " * 60
+
+    def cached(salt: str) -> int:
+        usage = several.post(chat(prompt, max_tokens=2, cache_salt=salt)).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    with several.http.stream("POST", CHAT, json={**forever(prompt), "cache_salt": "ann"}) as response:
+        assert first_text(response.iter_lines())
+        assert cached("bob") == 0 and cached("ann") > 500
+    several.wait_for(running=0)
+
+
+def test_a_prompt_longer_than_a_lane_and_an_answer_that_fills_one_leave_the_others_alone(several: Server) -> None:
+    with writing(several, 1) as lines:
+        assert several.post(chat("too long " * 400)).json()["error"]["code"] == "context_length_exceeded"
+        assert (
+            several.post(chat("the inner line " * 120, max_tokens=-1)).json()["choices"][0]["finish_reason"] == "length"
+        )
+        assert several.metric("requests_running") == 1 and first_text(lines[0])
+    several.wait_for(running=0)
+
+
+def test_requests_that_are_cut_in_quick_succession_leave_no_slot_in_use_and_are_counted(several: Server) -> None:
+    before = several.metric("requests_total", endpoint="chat", result="cancelled") or 0
+    for number in range(30):
+        with sent(several, chat(f"{number} " + "the inner line " * 40, max_tokens=-1, n=1 + number % 3)):
+            several.metric("slots")  # as long as an answer of the server takes
+    several.wait_for(running=0, waiting=0)
+    wait_for_count(several, "cancelled", before + 60)
+    assert several.post(chat("Hi", max_tokens=2)).status_code == 200
+
+
+def test_tokens_are_counted_as_their_clients_count_them_also_of_answers_that_are_cut(several: Server) -> None:
+    before = several.metric("predicted_tokens_total") or 0
+
+    def read(number: int) -> int:
+        told = 0
+        body = chat(f"{number} Hello", max_tokens=40, stream=True)
+        with several.http.stream("POST", CHAT, json=body) as response:
+            lines = response.iter_lines()
+            while told < (40, 9)[number % 2]:
+                told += len(first_text(lines))
+            if not number % 2:
+                assert not [line for line in lines if '"content":"c' in line]
+        return told
+
+    with ThreadPoolExecutor(3) as threads:
+        told = sum(threads.map(read, range(6)))
+    several.wait_for(running=0)
+    counted = (several.metric("predicted_tokens_total") or 0) - before
+    assert told <= counted <= 6 * 40 and counted < told + 60  # what was on its way to those that left
 
 
 def test_a_worker_that_dies_is_told_to_each_and_its_model_loaded_once(several: Server) -> None:

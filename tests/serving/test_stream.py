@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 class Queue:
     """A service whose only place is taken until `released`; then the request is refused."""
 
-    max_body = 1000
+    max_body = capacity = 1000
 
     def __init__(self) -> None:
         self.released = asyncio.Event()

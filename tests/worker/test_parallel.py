@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ import pytest_asyncio
 from cpuchat.backend.local import LocalBackend
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.passes import _Request
+from cpuchat.engine.states.files import StateFiles
 from cpuchat.protocol.messages import (
     AUTO_PARALLEL,
     AnyEvent,
@@ -287,6 +289,35 @@ async def test_all_lanes_are_saved_when_idle_and_after_an_answer_beside(here: Ch
     here.engine.end_beside(99)
     here.engine.run_beside()
     assert here.engine._writer._engine_idle.is_set()
+
+
+async def test_others_are_written_while_the_engines_thread_waits_for_a_saved_state(
+    here: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, question = write_tiny_gguf(tmp_path / "model.gguf"), user(f"one {LONG[:300]}")
+    two_lanes(here, path)
+    here.ask(question, chat_id="one", owner="a", keeps=True)
+    here.restart()
+    two_lanes(here, path)
+    other = Generate(request_id=99, messages=(user("hello"),), sampling=GREEDY, max_tokens=8)
+    thread, read = threading.Thread(target=lambda: here.engine.generate_beside(other, perf_counter())), StateFiles.read
+
+    def read_slowly(*given: Any) -> Any:
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "the other answer waits for the disk"
+        here.engine.end_beside(99)
+        return read(*given)
+
+    monkeypatch.setattr(StateFiles, "read", read_slowly)  # no disk is slow at will
+    here.engine.begin_beside(99)
+    here.engine.generate(
+        Generate(request_id=1, messages=(question,), max_tokens=2, state=StateKey(owner="a", chat="one", on_disk=True))
+    )
+    finished = {one.request_id: one.timings for one in here.of(GenerationFinished)}
+    assert finished[99].predicted_n == 8
+    reuse = finished[1].reuse
+    assert reuse is not None and reuse.source == "disk"
 
 
 async def test_an_answer_on_the_engines_thread_that_is_stopped_beside_others_ends(here: Chat, tmp_path: Path) -> None:

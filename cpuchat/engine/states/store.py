@@ -27,6 +27,7 @@ import hashlib
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +36,9 @@ from typing import Concatenate, Final, Literal, ParamSpec, TypeVar
 import numpy as np
 
 from cpuchat.base.paths import kv_stem
+from cpuchat.engine.llama.passes import Passes
 from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.engine.llama.threads import leave_cores
 from cpuchat.engine.states.files import Index, StateFiles, WriteBudget
 from cpuchat.engine.states.plan import MIN_TOKENS, Plan, plan_reuse
 from cpuchat.engine.states.prompt import (
@@ -148,6 +151,7 @@ class StateStore:
         files: the disk tier; None: nothing gets to the disk.
         budget: what may be written to disk.
         draft: the draft model's sequence; `draft_key` is for it what the key of `files` is for the target.
+        passes: of several lanes.
 
     Attributes:
         used: the number of the last request of its lane.
@@ -162,6 +166,7 @@ class StateStore:
         budget: WriteBudget,
         draft: Sequence | None = None,
         draft_key: str = "",
+        passes: Passes | None = None,
         kept: _Kept | None = None,
     ) -> None:
         self.sequence = sequence
@@ -170,6 +175,7 @@ class StateStore:
         self._files = files
         self._budget = budget
         self._shared_draft, self._draft_key = draft, draft_key
+        self._passes = passes
         self._kept = kept or _Kept()
         self._kept.lanes.append(self)
         self.is_taken = self._has_begun = False
@@ -185,8 +191,8 @@ class StateStore:
 
     def beside(self, sequence: Sequence) -> StateStore:
         """Return the store of another lane, which has the same states."""
-        shared = (self.piece, self.limit, self._files, self._budget, self._shared_draft, self._draft_key, self._kept)
-        return StateStore(sequence, *shared)
+        of_model = self.piece, self.limit, self._files, self._budget, self._shared_draft, self._draft_key
+        return StateStore(sequence, *of_model, self._passes, self._kept)
 
     @property
     def _draft(self) -> Sequence | None:
@@ -479,12 +485,24 @@ class StateStore:
             return None
         self._kept.changed.release()  # a disk may be slow, and others begin and evaluate meanwhile
         try:
-            data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
+            data = self._read(self._files, state.file, state.part)
         finally:
             self._kept.changed.acquire()
         if data is not None and self._make_room(data.nbytes, (state,)):
             state.data = data
         return data
+
+    def _read(self, files: StateFiles, file: Path, part: SavedPart) -> np.ndarray | None:
+        """Read a state as `StateFiles.read` does. What the engine's thread would wait for is read on another one: it
+        evaluates what other answers wait for meanwhile."""
+        read, passes = functools.partial(files.read, file, part, self.sequence.abort.is_set), self._passes
+        if passes is None or not passes.is_here:
+            return read()
+        with ThreadPoolExecutor(1, initializer=leave_cores) as threads:
+            reading = threads.submit(read)
+            reading.add_done_callback(lambda _: passes.wake())
+            passes.run(reading.done)
+        return reading.result()
 
     @_alone
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
