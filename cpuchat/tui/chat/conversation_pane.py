@@ -67,10 +67,12 @@ class ConversationPane(Vertical):
                 self.show_options()
 
     def show_options(self) -> None:
-        """Show what the chat has beside the settings: `temperature 0.2 · reasoning off`."""
-        options = self._session.conversation.options
+        """Show what the chat has beside the settings, `temperature 0.2 · reasoning off`, and what the demo is worth."""
+        options, source = self._session.conversation.options, self._session.source
+        is_toy = isinstance(source, Path) and is_demo(source) and self.transcript.has_messages
         own = "own system prompt" if options.has_next_system_prompt else ""  # later it is in the transcript
-        self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own)))))
+        toy = "the demo is a toy and errs; F1 lists the keys" if is_toy else ""
+        self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own), toy))))
 
     def show_welcome(self) -> None:
         empty, path = not self.transcript.has_messages, self._session.source

@@ -66,7 +66,9 @@ def test_a_part_of_a_file_says_how_it_becomes_whole(name: str, hint: str, tiny_m
     assert hint in caught.value.hint
 
 
-def test_a_file_that_aria2_has_not_filled_yet_is_incomplete_at_its_full_length(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_file_that_aria2_has_not_filled_yet_is_incomplete_at_its_full_length(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     (file := tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes()[:100_000])
     os.truncate(file, tiny_model.stat().st_size)
     (control := tmp_path / "m.gguf.aria2").touch()

@@ -177,9 +177,13 @@ def test_a_folder_on_a_disk_that_is_not_mounted_is_named(home: Path, model: Path
     ("unit", "line"),
     [
         ("ollama.service", "Environment=OLLAMA_MODELS={}"),
-        ("ollama.service.d/override.conf", '# Environment="OLLAMA_MODELS=/x"\n[Service]\nEnvironment="OLLAMA_MODELS={}"'),
+        (
+            "ollama.service.d/override.conf",
+            '# Environment="OLLAMA_MODELS=/x"\n[Service]\nEnvironment="OLLAMA_MODELS={}"',
+        ),
         ("ollama.service.d/a.conf", 'Environment="PATH=/a b" "OLLAMA_MODELS={}" A=1'),
     ],
+    ids=["unit", "drop-in", "several"],
 )
 def test_ollamas_service_may_have_its_store_elsewhere(
     unit: str, line: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch

@@ -314,6 +314,7 @@ async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own
         assert not app.prompt.text and not app.transcript.has_messages
         await app.press("1", "enter")
         await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["What can you do?"])
+        await app.shows("the demo is a toy and errs; F1 lists the keys")
     assert paths.state_file().exists()  # the next run is not the first one
 
 
