@@ -193,17 +193,15 @@ async def running(
     hub: Any = None,
     downloads: Opener = open_downloads,
     kind: type[ChatApp] = ChatApp,
-    first_run: bool = False,
     welcome: Welcome = WELCOME,
 ) -> AsyncIterator[RunningApp]:
     """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the
-    real ones. `first_run`: an empty chat shows how to begin; `welcome` is what it has read."""
+    real ones. `welcome`: what an empty chat has read."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:
         prepare(conversation)
     app = kind(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
-    app.services.first_run = first_run
     app.animation_level = "none"  # pictures show where things come to rest
     app.services.describe_machine = lambda *_: welcome
     if hub is not None:

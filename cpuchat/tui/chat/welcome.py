@@ -55,7 +55,7 @@ class WelcomePane(Container):
         self._about = Welcome()
         self._questions: tuple[str, ...] = ()
         self._has_own = False
-        self._text = Static()
+        self._text, self._shown = Static(), ""
         self.border_title = "New chat"
 
     def compose(self) -> ComposeResult:
@@ -122,7 +122,9 @@ class WelcomePane(Container):
             none = [] if questions else [Content("No model is loaded."), Content("")]
             lines = [*none, *([Content(WHAT), Content("")] if questions else []), *self._offered(), *questions]
             lines += [Content(""), machine]
-        is_first = self._services.first_run and bool(questions) and not self._has_own
-        keys = "1 to 3, then Enter · Ctrl+O your models" if is_first else "Ctrl+O models · Alt+S this chat"
-        lines.append(Content(f"{keys} · F1 help"))
-        self._text.update(Content("\n").join(lines))
+        by_number = questions and not self._has_own
+        keys = "1 to 3, then Enter · Ctrl+O your models" if by_number else "Ctrl+O models · Alt+S this chat"
+        text = Content("\n").join([*lines, Content(f"{keys} · F1 help")])
+        if text.plain != self._shown:  # progress of a download causes no layout
+            self._shown = text.plain
+            self._text.update(text)

@@ -293,12 +293,12 @@ async def test_before_an_audience_figures_are_large_and_nothing_names_a_chat_unt
         await app.until(lambda: app.screen_text == before)
 
 
-async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own(
+async def test_the_demo_offers_what_can_be_seen_without_a_model_of_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Stage, "MIN_S", 0.1)
     monkeypatch.setattr(Stage, "MAX_S", 0.1)
-    async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
+    async with running(size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
         await app.ready()
         for line in (WHAT, "1      What can you do?", f"2      {DRAFTS}", f"3      {RACE}", "1 to 3, then Enter"):
             assert line in app.screen_text, line
