@@ -47,6 +47,12 @@ def _shown(match: re.Match[str]) -> str:
     return f"‹U+{code:04X}›"  # C1 controls, bidirectional embeddings, overrides and isolates, annotations
 
 
+def folded(text: str) -> str:
+    """Return `text` for comparing names: in lower case, and composed, as macOS and some disks spell `ä` with two
+    characters."""
+    return unicodedata.normalize("NFC", text).lower()
+
+
 def clean(text: str) -> str:
     """Return `text` without anything that a terminal acts on.
 

@@ -26,9 +26,9 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.config.settings import SamplingSection, Settings, explained, with_changes
 from cpuchat.measure.difference import MATTERS
-from cpuchat.models.file_names import PREFERRED
+from cpuchat.models.file_names import PREFERRED, rank
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.library.places import LocalModel, is_demo
+from cpuchat.models.library.places import LocalModel, is_demo, only_drafts
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, estimate
 
@@ -334,6 +334,25 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
     listed = {*purposes, *(model.id for model in unsuitable)}
     others = tuple(model for model in newest if model.id not in listed)
     return Ranked(tuple(model for _, model in chosen), others, unsuitable, purposes)
+
+
+def best_local(models: Iterable[tuple[LocalModel, Prediction]]) -> LocalModel | None:
+    """Return the model of the user to open first: of those that fit, the one used last; else the largest that keeps up
+    with reading, or the fastest where none does, in its usual quantization. None: none can be used."""
+
+    def order(model: LocalModel, found: Prediction) -> tuple[object, ...]:
+        speed = model.measured_tok_s or found.tok_s or 0.0
+        size = -model.n_params if speed >= PACE else 0
+        usable = found.verdict == "fits", not found.scalar_type, model.has_template
+        return *(not one for one in usable), -model.last_used, size or -speed, rank(model.quantization), model.path
+
+    here = [
+        (order(model, found), model)
+        for model, found in models
+        if not model.damaged and model.source != "demo" and not only_drafts(model)
+        and found.verdict != "too large" and not found.too_slow
+    ]  # fmt: skip
+    return min(here, key=lambda one: one[0])[1] if here else None
 
 
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:

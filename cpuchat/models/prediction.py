@@ -73,15 +73,15 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def explained(self) -> str:
-        """`weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4 = 6.3 of 21.4 GB free: fits`."""
-        total = f"{'=' if self.exact else '≈'} {gigabytes(self.needed)}"
+        """`6.3 of 21.4 GB free: fits · weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4`."""
+        total = f"{'' if self.exact else '≈'}{gigabytes(self.needed)}"
         end: str = self.verdict
         if end == "too large":
             if self.draft_need is not None and self.need.min_bytes <= self.available:
                 end = "too large, but it fits without the draft model"
             elif self.needed <= self.total_memory - spare_bytes(self.total_memory):
                 end = f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
-        return f"{self.need.breakdown(self.draft_need)} {total} of {gigabytes(self.available)} GB free: {end}"
+        return f"{total} of {gigabytes(self.available)} GB free: {end} · {self.need.breakdown(self.draft_need)}"
 
 
 class Prediction(MemoryFit, frozen=True, kw_only=True):

@@ -22,8 +22,9 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
+    from cpuchat.models.catalog import CatalogModel
     from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import Machine
+    from cpuchat.models.library.places import LocalModel
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -103,22 +104,35 @@ _BYTES_OF_4B = round(4e9 * 4.85 / 8)
 """Size of a file with 4 billion parameters in Q4_K_M."""
 
 
+_TOLD_RATE = 100e6
+"""Bits per second for which the time of a download is told: none was measured before the first one."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What Enter does in an empty chat with the demo: it opens `path`, a model of the user, or downloads `model`."""
+
+    title: str
+    details: str = ""
+    path: Path | None = None
+    model: CatalogModel | None = None
+
+
 @dataclass(frozen=True)
 class Welcome:
-    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: the user's own models, and the
-    one that Enter loads in the list of models; without any, name, size and speed (where known) of the recommended
-    model, "" where none is."""
+    """`machine`: `8 cores · 51 GB/s · a 4B model: ≈13 tok/s`; `offer`: None as long as it is not read."""
 
     machine: str = ""
-    model: str = ""
+    offer: Offer | None = None
 
 
-def welcome(settings: Settings, loaded: ModelInfo | None, library: Library | None = None) -> Welcome:
+def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> Welcome:
     """Read the topology, the measured bandwidth, the models of the library and the catalog: call it in a thread."""
     from cpuchat.hardware.topology import read_topology
-    from cpuchat.models.catalog import estimates, load_catalog, ranked
+    from cpuchat.models.catalog import best_local, estimates, load_catalog, ranked
+    from cpuchat.models.library.places import grouped
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prediction import estimate
+    from cpuchat.models.prediction import estimate, estimate_local
 
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
@@ -126,31 +140,35 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library | Non
         speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
         about = "≈" if machine.estimated else "at least " if machine.at_least else ""
         parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
-        parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
-    if library is not None and (own := _own_models(library, machine)):
-        return Welcome(" · ".join(parts), own)
-    models = load_catalog().on(machine).models
-    predictions = estimates(models, machine)
-    best = next(iter(ranked(models, predictions).suits), None)
-    if best is None:
-        return Welcome(" · ".join(parts))
-    tok_s = predictions[best.id].tok_s
-    about = [best.name, f"{best.quantization} {units.size(best.size)}"]
-    about += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
-    return Welcome(" · ".join(parts), f"Recommended: {' · '.join(about)}")
+        parts += [f"a 4B model: ≈{units.about(speed)} tok/s"] if speed else []
+    here = [(one, estimate_local(one, machine)) for one in library.local_models() if one.size]
+    if (best := best_local(here)) is not None:
+        groups = grouped(one for one, _ in here)
+        offer = _opens(best, groups, dict(here)[best].tok_s)
+    else:
+        catalog = load_catalog().on(machine).models
+        predictions = estimates(catalog, machine)
+        suits = ranked(catalog, predictions).suits
+        none = Offer("No model of the catalog suits this machine", "Ctrl+O lists all, and searches Hugging Face")
+        offer = _downloads(suits[0], predictions[suits[0].id].tok_s) if suits else none
+    return Welcome(" · ".join(parts), offer)
 
 
-def _own_models(library: Library, machine: Machine) -> str:
-    """Return `3 models of yours · Ctrl+O, Enter: qwen2.5-coder:1.5b`, the one that the list of models selects while
-    the demo is loaded; "" without any that fits."""
-    from cpuchat.models.library.places import grouped, only_drafts, shown_name
-    from cpuchat.models.prediction import estimate_local
+def _opens(model: LocalModel, groups: Sequence[Sequence[LocalModel]], tok_s: float | None) -> Offer:
+    """`Open qwen2.5-coder:7b` and `Q4_K_M 4.7 GB · ≈3.7 tok/s here · Ctrl+O: 2 more`."""
+    from cpuchat.models.library.places import shown_name
 
-    here = [group for group in grouped(library.local_models()) if not (group[0].damaged or only_drafts(group[0]))]
-    here = [group for group in here if group[0].source != "demo"]
-    pairs = ((one, group) for group in here for one in group)
-    one, group = next((pair for pair in pairs if estimate_local(pair[0], machine).verdict != "too large"), (None, []))
-    if one is None:
-        return ""
-    name = f"{shown_name(group)} {one.quantization if len(group) > 1 else ''}".rstrip()
-    return f"{plural(len(here), 'model')} of yours · Ctrl+O, Enter: {clean_line(name)}"
+    yours = [group for group in groups if group[0].source != "demo" and not group[0].damaged]
+    name = next(shown_name(list(group)) for group in yours if model in group)
+    speed = units.rate(model.measured_tok_s) if model.measured_tok_s else f"≈{units.about(tok_s)}" if tok_s else ""
+    details = [f"{model.quantization} {units.size(model.size)}", f"{speed} tok/s here" if speed else ""]
+    details += [f"Ctrl+O: {len(yours) - 1} more"] if len(yours) > 1 else []
+    return Offer(f"Open {clean_line(name)}", " · ".join(filter(None, details)), model.path)
+
+
+def _downloads(model: CatalogModel, tok_s: float | None) -> Offer:
+    """`Download Gemma 4 E2B` and `Q4_K_M 3.1 GB, 4 min at 100 Mbit/s · ≈10 tok/s here`."""
+    takes = units.time_left(8 * model.size / _TOLD_RATE).removesuffix(" left")
+    details = [f"{model.quantization} {units.size(model.size)}, {takes} at {_TOLD_RATE / 1e6:.0f} Mbit/s"]
+    details += [f"≈{units.about(tok_s)} tok/s here"] if tok_s else []
+    return Offer(f"Download {model.name}", " · ".join(details), model=model)

@@ -352,7 +352,7 @@ def doubt(machine: Machine | None) -> str:
     if machine.profile is None:
         return f"no speeds: {machine.peak_source}"
     rough = f"±{100 * ROUGH:.0f} %" if machine.rough else "rough"
-    return f"speeds are {rough} until measured: `cpuchat probe` (30 s)"
+    return f"speeds are {rough} until measured: `cpuchat probe`, 30 s"
 
 
 def key_of(model: RepoModel) -> str:

@@ -26,9 +26,10 @@ class Navigator:
         self._app = app
         self._services = services
 
-    async def models(self, *, at_downloads: bool = False) -> Source | None:
-        """Returns the model to load. `at_downloads`: the download that came last is selected."""
-        return await self._result("models.screen.ModelsScreen", self._services, at_downloads=at_downloads)
+    async def models(self, *, best: Path | None = None, at_downloads: bool = False) -> Source | None:
+        """Returns the model to load. `best` is selected while the demo is loaded; `at_downloads`: the download that
+        came last is."""
+        return await self._result("models.screen.ModelsScreen", self._services, best=best, at_downloads=at_downloads)
 
     async def repository(self, repo: str, quantization: str = "") -> Path | None:
         """Returns the model to load."""

@@ -18,7 +18,6 @@ from textual.app import App
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
@@ -140,8 +139,6 @@ class Services:
         """Keys that the user moved, by action."""
         self.describe_machine = welcome
         """Describes the machine for an empty chat. Slow: call it in a thread."""
-        self.first_run = not paths.state_file().exists()
-        """The app has not remembered anything yet: an empty chat shows how to begin."""
         self.tool_servers: Mapping[str, ToolServerConfig | SettingsError] = {}
         """MCP servers to start with the chat."""
         self.leaving = False

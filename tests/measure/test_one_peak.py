@@ -163,7 +163,7 @@ def commands(file: Path) -> dict[str, str]:
     }
 
 
-PER_TOKEN, NEEDED = r"÷ ([\d.,]+ [kMG]B) per token", r"[=≈] ([\d.]+) of [\d.]+ GB free"
+PER_TOKEN, NEEDED = r"÷ ([\d.,]+ [kMG]B) per token", r"([\d.]+) of [\d.]+ GB free"
 LIMIT, IN_USE = r"(\d[\d.,]*\d) tok/s without drafts", r"(\d+) of \d+ cores? in use, CPUs ([\d,-]+)"
 SHOWN = {
     "read bandwidth": {

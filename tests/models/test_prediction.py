@@ -77,7 +77,7 @@ def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
     tight = msgspec.structs.replace(MACHINE, available=alone.needed)
     refused = predict(headers["dense"], options, tight, draft=headers["draft"])
     assert refused.verdict == "too large" and refused.need.min_bytes <= refused.available
-    assert refused.explained.endswith("too large, but it fits without the draft model")
+    assert "free: too large, but it fits without the draft model · " in refused.explained
 
 
 def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
@@ -94,16 +94,15 @@ def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
         check_fit(with_room(-1).need, with_room(-1).available)
     assert "too large while other programs use" in with_room(-1).explained
     small = msgspec.structs.replace(MACHINE, available=needed - 1, total=needed)
-    assert predict(headers["dense"], options, small).explained.endswith("free: too large")
+    assert predict(headers["dense"], options, small).explained.partition(" · ")[0].endswith("free: too large")
 
 
 def test_the_sum_is_spelled_out() -> None:
     seen = predict(
         header_of("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=header_of("0.5b", "Q8_0")
     )
-    assert seen.explained.startswith("weights 8.1 + KV")
-    assert "KV cache 0.47 (8192 tokens) + draft 0.81 + buffers 0.29 = 9.7 of 20.0 GB" in seen.explained
-    assert seen.explained.endswith("of 20.0 GB free: fits")
+    assert seen.explained.startswith("9.7 of 20.0 GB free: fits · weights 8.1 + KV cache 0.47 (8192 tokens) + draft")
+    assert seen.explained.endswith("+ draft 0.81 + buffers 0.29")
 
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from cpuchat.costs.model import CostProfile, ProductRate
-from cpuchat.models.catalog import PACE, Catalog, CatalogModel, Ranked, estimates, load_catalog, ranked
+from cpuchat.models.catalog import PACE, Catalog, CatalogModel, Ranked, best_local, estimates, load_catalog, ranked
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import Prediction
+from cpuchat.models.prediction import Prediction, estimate_local
 from cpuchat.models.quantize.types import quant_type, type_speed
 from cpuchat.present.models import verdict, why_here
 from tests.support.costs import reading
@@ -137,3 +140,26 @@ def test_under_one_token_per_second_is_too_slow() -> None:
     found, predictions = judged((model("slow", 10), model("usable", 5)), machine(20, 12))
     assert names(found.unsuitable) == ["slow"] and names(found.others) == ["usable"]
     assert [verdict(predictions[name]) for name in ("slow", "usable")] == ["too slow", "fits"]
+
+
+def mine(name: str, params: float, kind: str = "Q4_K_M", **facts: object) -> LocalModel:
+    size = int(params * (1.1 if kind == "Q8_0" else 0.6))
+    given = {"name": name, "source": "folder", "has_template": True, "n_params": int(params), "size": size, **facts}
+    return LocalModel(path=Path(f"/models/{name}-{kind}.gguf"), quantization=kind, **given)  # type: ignore[arg-type]
+
+
+def first(*models: LocalModel) -> str:
+    where = machine(20, 40)
+    found = best_local((one, estimate_local(one, where)) for one in models)
+    return f"{found.name} {found.quantization}" if found is not None else ""
+
+
+def test_the_model_to_open_first_is_the_largest_that_keeps_up_with_reading() -> None:
+    small, medium, large = mine("small", 5e8), mine("medium", 3e9), mine("large", 14e9)
+    huge, base = mine("huge", 70e9), mine("base", 4e9, has_template=False)
+    assert first(small, large, medium, huge, base) == "medium Q4_K_M"
+    assert first(mine("medium", 3e9, "Q8_0"), medium, small) == "medium Q4_K_M"
+    assert first(msgspec.structs.replace(small, last_used=1.0), medium) == "small Q4_K_M"
+    assert first(large, mine("larger", 20e9)) == "large Q4_K_M"  # none keeps up
+    assert first(huge, mine("x", 3e9, damaged="cut short"), mine("demo", 1e7, source="demo"), mine("draft", 5e8)) == ""
+    assert first(base) == "base Q4_K_M"

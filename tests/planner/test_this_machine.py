@@ -38,7 +38,7 @@ from cpuchat.planner.plan import (
     models_here,
     usual_draft,
 )
-from cpuchat.present.chats import Welcome, welcome
+from cpuchat.present.chats import welcome
 from cpuchat.present.plan import doubt, lines
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, probe, two_cores
@@ -144,8 +144,9 @@ def test_a_plan_is_as_wide_as_the_bandwidth_is_uncertain(
     assert plan.machine.decode_gbs("high") == pytest.approx(high * plan.machine.decode_gbs("value"), rel=0.01)
     assert re.match(decoding, lines(plan)[2][1]) and said in doubt(plan.machine)
     shown, with_own = (welcome(Settings(), None, Library(one, tmp_path / "hub")) for one in ([], [tmp_path]))
-    assert ("at least 40 GB/s" in shown.machine) == (share == 0.14) and shown.model.startswith("Recommended: ")
-    assert with_own == Welcome(shown.machine, "1 model of yours · Ctrl+O, Enter: synthetic tiny Q8_0")
+    assert ("at least 40 GB/s" in shown.machine) == (share == 0.14) and shown.machine == with_own.machine
+    assert shown.offer is not None and shown.offer.model is not None and shown.offer.title.startswith("Download ")
+    assert with_own.offer is not None and with_own.offer.path == small and with_own.offer.title.startswith("Open synth")
     own = msgspec.structs.replace(from_header(read_model(small)), n_ctx_train=2048)
     assert machine.of().fitted is None and machine.of(own).fitted is not None
     for n_ctx, tokens in ((8192, 2048), (16384, 16384)):  # that of a load, and one that was asked for

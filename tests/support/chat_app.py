@@ -19,7 +19,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.config import settings
 from cpuchat.config.servers import Source
 from cpuchat.models.library.library import Library
-from cpuchat.present.chats import Welcome
+from cpuchat.present.chats import Offer, Welcome
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.screen import ChatScreen
@@ -34,8 +34,8 @@ from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 HANG_GUARD = 180.0
 WIDE, SMALL = (120, 40), (80, 24)
 WELCOME = Welcome(
-    "8 cores · 51 GB/s · a 4B model runs at about 15 tok/s here",
-    "Recommended: Qwen3 8B · Q4_K_M 5.0 GB · ≈7.9 tok/s",
+    "8 cores · 51 GB/s · a 4B model: ≈15 tok/s",
+    Offer("Open Qwen3 8B", "Q4_K_M 5.0 GB · ≈7.9 tok/s here · Ctrl+O: 2 more"),
 )
 
 
@@ -193,18 +193,17 @@ async def running(
     hub: Any = None,
     downloads: Opener = open_downloads,
     kind: type[ChatApp] = ChatApp,
-    first_run: bool = False,
+    welcome: Welcome = WELCOME,
 ) -> AsyncIterator[RunningApp]:
     """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the
-    real ones. `first_run`: an empty chat shows how to begin."""
+    real ones. `welcome`: what an empty chat has read."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:
         prepare(conversation)
     app = kind(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
-    app.services.first_run = first_run
     app.animation_level = "none"  # pictures show where things come to rest
-    app.services.describe_machine = lambda *_: WELCOME
+    app.services.describe_machine = lambda *_: welcome
     if hub is not None:
         app.services.hub = hub
     seen = asyncio.Event()

@@ -23,7 +23,7 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, specs_of
-from cpuchat.models.library.places import LocalModel, grouped, shown_name, unreadable
+from cpuchat.models.library.places import LocalModel, grouped, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.prediction import estimate_local
 from cpuchat.present.models import doubt, head_words, sections, speed_rows, verdict
@@ -192,8 +192,8 @@ def list_models(as_json: bool) -> None:
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return
-    for folder in unreadable():
-        click.echo(f"cpuchat: {paths.shown(folder)} belongs to another user and cannot be read.", err=True)
+    for closed in unavailable(chosen.model.folders):
+        click.echo(f"cpuchat: {closed}.", err=True)
     names = [shown_name(group) for group in groups for _ in group]
     rows = [_row(model, name, spec, tuned) for model, name, spec in zip(found, names, specs, strict=True)]
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6), drop=(7, 4, 1, 2, 0, 3, 5))  # --model names them, too

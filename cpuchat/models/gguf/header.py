@@ -18,7 +18,7 @@ import msgspec
 from cpuchat.base.errors import ModelDamaged
 from cpuchat.base.text import clean_line
 from cpuchat.models.engine_version import HEADS
-from cpuchat.models.gguf.parse import FILE_TYPES, ByteSource, FileSource, LazyArray, Parsed, parse
+from cpuchat.models.gguf.parse import FILE_TYPES, ByteSource, FileSource, LazyArray, Parsed, how_to_complete, parse
 
 _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
@@ -265,8 +265,14 @@ def model_size(path: Path) -> int:
 def read_model(path: Path) -> GGUFHeader:
     """Read a whole model: like `read_header`, with the tensors of all parts of a split one. Tensor offsets stay those
     of their own part. Raises ModelNotFound, ModelDamaged, ModelUnsupported: as `read_header`; ModelDamaged when a part
-    is missing, too."""
+    is missing or being downloaded, too, and for a path that no other process could be told."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise ModelDamaged(f"The path of {clean_line(path.name)} is not valid UTF-8.", "Rename it.") from None
     parts = model_files(path)
+    if begun := next((part for part in parts if part.with_name(f"{part.name}.aria2").exists()), None):
+        raise ModelDamaged(f"{begun.name} is not downloaded to its end.", how_to_complete(f"{begun.name}.aria2"))
     header = read_header(next((part for part in parts if part.is_file()), path))
     if header.split_count == 1:
         return header

@@ -13,6 +13,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
+from cpuchat.base.text import folded
 from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix, without_quantization
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
@@ -48,8 +49,8 @@ def is_named(model: LocalModel, words: Collection[str]) -> bool:
     """Return whether all `words`, in lower case, are in the names of a model that people see: not its architecture, nor
     the folders above it."""
     file = "" if model.path.name.startswith("sha256") else model.path.name
-    names = " ".join((model.name, model.quantization, model.repo, model.alias, file)).lower()
-    return all(word in names for word in words)
+    names = folded(" ".join((model.name, model.quantization, model.repo, model.alias, file)))
+    return all(folded(word) in names for word in words)
 
 
 def specs_of(models: Collection[LocalModel]) -> list[str]:
@@ -196,8 +197,8 @@ class Library:
             if cached:
                 return self._quantization_of(match["repo"], cached, match["quant"])
         places = list(self.places())
-        names = {name.lower(): place.path for place in reversed(places) for name in (place.path.name, place.path.stem)}
-        if (path := names.get(spec.lower())) is not None:
+        names = {folded(name): one.path for one in reversed(places) for name in (one.path.name, one.path.stem)}
+        if (path := names.get(folded(spec))) is not None:
             return path
         if match is not None and (same := [place for place in places if place.repo.lower() == match["repo"].lower()]):
             return self._quantization_of(match["repo"], same, match["quant"])

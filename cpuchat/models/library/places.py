@@ -9,8 +9,8 @@ Other programs keep models, too. Nothing there is ever changed.
 
 - Ollama: manifests/HOST/NAMESPACE/MODEL/TAG is JSON whose layer of type `…image.model` names a file of blobs/ by
   its SHA-256 (docs/faq.md and server/internal/manifest of ollama). The installer's service keeps them in the home of
-  the user `ollama`, packages of distributions in /var/lib/ollama. `hf.co/…` are other hosts; newer versions write a
-  second tree beside manifests/.
+  the user `ollama`, packages of distributions in /var/lib/ollama; OLLAMA_MODELS in its unit moves them. `hf.co/…` are
+  other hosts; newer versions write a second tree beside manifests/.
 - LM Studio: PUBLISHER/REPOSITORY/FILE.gguf below its folder, which its settings may have moved.
 - llama.cpp: OWNER_REPOSITORY_FILE.gguf beside manifest=OWNER=REPOSITORY=TAG.json; newer versions use the Hugging
   Face cache, or make one of LLAMA_CACHE (common/download.cpp and common/hf-cache.cpp of llama.cpp).
@@ -22,6 +22,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -268,7 +269,7 @@ def only_drafts(model: LocalModel) -> bool:
 def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[LocalFile]:
     """Yield every model once, also if it can be reached in several ways: demo, cache, folders, other programs' stores,
     single `files`."""
-    demo, seen, folders = paths.demo_dir(), set[str](), list(folders)
+    demo, seen, folders = paths.demo_dir(), set[object](), list(folders)
     llama = llama_cache()
     caches = [cache, *([llama] if llama != cache else [])]
     real_caches = [os.path.realpath(one) for one in caches]
@@ -299,9 +300,11 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
             yield LocalFile(path=file, source="folder", root=file.parent)
 
     for place in every():
-        real = os.path.realpath(place.path)
-        if real not in seen:
-            seen.add(real)
+        same: object = os.path.realpath(place.path)
+        with contextlib.suppress(OSError):
+            same = (status := place.path.stat()).st_dev, status.st_ino  # of hard links, too
+        if same not in seen:
+            seen.add(same)
             yield place
 
 
@@ -379,7 +382,20 @@ def ollama_stores() -> list[Path]:
     """Return the folders that may hold manifests and blobs, whether they exist or not."""
     named = os.environ.get("OLLAMA_MODELS")
     folders = [paths.expanded(named)] if named else [paths.expanded("~/.ollama/models")]
-    return [*folders, *map(Path, _OLLAMA_SERVICES)]
+    return [*folders, *_moved_by_systemd(), *map(Path, _OLLAMA_SERVICES)]
+
+
+def _moved_by_systemd() -> list[Path]:
+    """Return where the units of Ollama's service have its models, which the environment of a user does not say."""
+    found: list[Path] = []
+    for units in map(Path, os.environ.get("SYSTEMD_UNIT_PATH", "/etc/systemd/system").split(":")):
+        for unit in (units / "ollama.service", *sorted(units.glob("ollama.service.d/*.conf"))):
+            with contextlib.suppress(OSError, ValueError):  # none, not UTF-8, or an open quote
+                lines = read_small(unit).decode().splitlines()
+                values = (line.partition("=")[2] for line in lines if line.startswith("Environment="))
+                words = (word.partition("=") for value in values for word in shlex.split(value))
+                found += [Path(value) for name, _, value in words if name == "OLLAMA_MODELS"]
+    return found
 
 
 def ollama_models(roots: Iterable[Path]) -> Iterator[LocalFile]:
@@ -462,16 +478,19 @@ def store_folders() -> list[Path]:
     return list(dict.fromkeys((*ollama_stores(), *lmstudio_folders(), llama_cache())))
 
 
-def unreadable() -> list[Path]:
-    """Return the stores that exist and may not be read by this user: Ollama's service runs as another one."""
-    found: list[Path] = []
-    for folder in store_folders():
+def unavailable(chosen: Iterable[str | Path] = ()) -> list[str]:
+    """Return in words which stores this user may not read, as Ollama's service runs as another one, and which of the
+    `chosen` folders do not exist, as on a disk that is not mounted."""
+    wanted = [paths.expanded(one) for one in chosen]
+    found: list[str] = []
+    for folder in dict.fromkeys((*store_folders(), *wanted)):
         try:
             os.scandir(folder).close()
         except PermissionError:
-            found.append(folder)
+            found.append(f"{paths.shown(folder)} belongs to another user and cannot be read")
         except OSError:
-            continue
+            if folder in wanted:
+                found.append(f"{paths.shown(folder)} does not exist; is its disk mounted?")
     return found
 
 

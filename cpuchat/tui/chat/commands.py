@@ -295,7 +295,22 @@ class ChatCommands:
 
     @_in_worker()
     async def models(self) -> None:
-        await self._change_model(await self._services.navigation.models())
+        offer = self._pane.welcome.offer
+        best = offer.path if offer is not None else None
+        await self._change_model(await self._services.navigation.models(best=best))
+
+    @_in_worker("offer")
+    async def accept_offer(self) -> None:
+        """Do what the welcome offers: open a model of the user, or download one that suits this machine."""
+        from cpuchat.models.hub.repository import choose_repo_model
+
+        offer, services = self._pane.welcome.offer, self._services
+        if offer is None or (model := offer.model) is None:
+            await self._change_model(offer.path if offer is not None else None)
+            return
+        repository = await run_in_daemon_thread(lambda: services.hub.repository(model.repos[0]))
+        chosen = choose_repo_model(repository, model.quantization)
+        services.downloading.start(repository.id, repository.revision, chosen, repository.newest_at)
 
     @_in_worker()
     async def downloads(self) -> None:

@@ -126,7 +126,7 @@ class Composer(PromptInput):
         self._session = session
         self._folder = start_folder()
         self.actions: Mapping[str, str] = {}
-        """Texts that are actions of the screen in place of messages."""
+        """Texts that are actions of the screen in place of messages; "" is Enter in an empty prompt."""
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self.edits = ""
@@ -202,6 +202,12 @@ class Composer(PromptInput):
         self.hold_cursor(session.busy)
 
     # Sending
+
+    def action_submit(self) -> None:
+        if not self.text and (action := self.actions.get("")):
+            self.call_later(self.screen.run_action, action)
+        else:
+            super().action_submit()
 
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, or leave it in the prompt and say why."""

@@ -18,7 +18,7 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.tui.chat.composer import Composer, Paths, QueuedMessages
 from cpuchat.tui.chat.telemetry import PresentedFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane
+from cpuchat.tui.chat.welcome import ACCEPTS, OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.prompt import PromptInput
 
@@ -28,15 +28,16 @@ class ConversationPane(Vertical):
 
     def __init__(self, services: Services, session: ChatSession) -> None:
         super().__init__(id="middle")
-        self._services, self._session = services, session
+        self._session = session
         self.transcript = ChatTranscript(session, id="transcript")
         self.composer = Composer(session, id="prompt")
+        self.welcome = WelcomePane(services)
         self._queued = QueuedMessages()
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="talk", classes="" if self._session.conversation.messages else "-empty"):
             yield self.transcript
-            yield WelcomePane(self._services)
+            yield self.welcome
             yield TelemetryPanel(id="telemetry")
         yield TelemetryLine(id="telemetry-line")
         yield PresentedFigures()
@@ -66,22 +67,25 @@ class ConversationPane(Vertical):
                 self.show_options()
 
     def show_options(self) -> None:
-        """Show what the chat has beside the settings: `temperature 0.2 · reasoning off`."""
-        options = self._session.conversation.options
+        """Show what the chat has beside the settings, `temperature 0.2 · reasoning off`, and what the demo is worth."""
+        options, source = self._session.conversation.options, self._session.source
+        is_toy = isinstance(source, Path) and is_demo(source) and self.transcript.has_messages
         own = "own system prompt" if options.has_next_system_prompt else ""  # later it is in the transcript
-        self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own)))))
+        toy = "the demo is a toy and errs; F1 lists the keys" if is_toy else ""
+        self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own), toy))))
 
     def show_welcome(self) -> None:
         empty, path = not self.transcript.has_messages, self._session.source
         self.query_one("#talk").set_class(empty, "-empty")
-        offered: tuple[str, ...] = ()
-        if empty and path is not None:
-            offered = OF_DEMO if isinstance(path, Path) and is_demo(path) else OF_OTHERS
+        has_own = path is not None and not (isinstance(path, Path) and is_demo(path))
+        offered = OF_OTHERS if has_own else OF_DEMO if path is not None else ()
+        if not empty:
+            offered = ()
         self.composer.suggestions = tuple(STARTS.get(question, question) for question in offered)
-        self.composer.actions = SUGGESTED_ACTIONS if empty else {}
+        self.composer.actions = SUGGESTED_ACTIONS | ({} if has_own else ACCEPTS) if empty else {}
         if empty:
             idle = (self._session.loaded or path is None) and not self._session.busy
-            self.query_one(WelcomePane).show(offered, idle=idle)
+            self.welcome.show(offered, has_own=has_own, idle=idle)
 
     def edit_selected(self) -> None:
         """Put the selected message of the user, that of the selected answer, or the last one into the prompt."""

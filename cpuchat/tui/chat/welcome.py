@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from textual import work
+from textual.app import ComposeResult
+from textual.containers import Container
 from textual.content import Content
 from textual.widgets import Static
 
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.present.chats import Welcome
+from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.present.chats import Offer, Welcome
 from cpuchat.tui.services import Services
 
 WHAT = "Language models on your CPU, and how fast they could run"
@@ -16,6 +21,8 @@ DRAFTS = "Watch a real model, plain and with drafts"
 RACE = "Watch Q4 race Q8 of a real model"
 SUGGESTED_ACTIONS = {COMPARE: "compare(True)", DRAFTS: "replay('drafts')", RACE: "replay('quantizations')"}
 """Suggestions that are no question, and what they do."""
+ACCEPTS = {"": "accept_offer"}
+"""What Enter does in an empty prompt, unless a model of the user's is loaded."""
 CODE = "Paste code and ask for a change"
 """What suffix decoding is best at: most of the answer is in the question."""
 STARTS = {CODE: "Give the variables in this code better names, and show all of it:\n\n"}
@@ -23,13 +30,23 @@ STARTS = {CODE: "Give the variables in this code better names, and show all of i
 OF_DEMO = ("What can you do?", DRAFTS, RACE)
 """What to ask the demo model: it knows the program, and recordings show a real one."""
 OF_OTHERS = ("What can you do?", CODE, COMPARE, "What is speculative decoding?")
+_READING = Offer("Looking for your models…")
 
 
-class WelcomePane(Static):
-    """Shows what can be asked, what this machine can run, and the keys."""
+class WelcomePane(Container):
+    """Shows what Enter opens or downloads, what can be asked, what this machine can run, and the keys.
+
+    Each line is where it will be before it is read, and the longest decides over no other's place.
+    """
 
     DEFAULT_CSS = """
-    WelcomePane { width: 1fr; height: 100%; content-align: center middle; padding: 0 1; link-style: none; }
+    WelcomePane {
+        width: 1fr;
+        height: 100%;
+        align: center middle;
+        padding: 0 1;
+        & > Static { width: 100%; max-width: 60; height: auto; link-style: none; }
+    }
     """
 
     def __init__(self, services: Services) -> None:
@@ -37,46 +54,77 @@ class WelcomePane(Static):
         self._services = services
         self._about = Welcome()
         self._questions: tuple[str, ...] = ()
+        self._has_own = False
+        self._text, self._shown = Static(), ""
         self.border_title = "New chat"
 
-    def show(self, questions: tuple[str, ...], idle: bool) -> None:
-        """`questions` will be answered, () without a model. `idle`: there is time to read what this machine can run."""
-        self._questions = questions
+    def compose(self) -> ComposeResult:
+        yield self._text
+
+    def on_mount(self) -> None:
+        self._services.downloading.changed.subscribe(self, self._download_changed)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)  # a long name has other lines
+
+    @property
+    def offer(self) -> Offer | None:
+        """Return what Enter does, once it is known."""
+        return self._about.offer
+
+    def show(self, questions: tuple[str, ...], *, has_own: bool, idle: bool) -> None:
+        """`questions` will be answered, () without a model. `has_own`: one of the user's is loaded, so that no other is
+        named. `idle`: there is time to read what this machine can run."""
+        self._questions, self._has_own = questions, has_own
         self._draw()
-        if idle:
+        if idle and self._about == Welcome():
             self._read()
 
     @work(exclusive=True)
     async def _read(self) -> None:
         services = self._services
-        if self._about == Welcome():
-            self._about = await run_in_daemon_thread(
-                lambda: services.describe_machine(services.settings, services.conversation.model, services.library)
-            )
+        self._about = await run_in_daemon_thread(
+            lambda: services.describe_machine(services.settings, services.conversation.model, services.library)
+        )
+        self._draw()
+
+    def _download_changed(self, download: Download) -> None:
+        if download.state == "done" and self.offer is not None:
+            self._read()  # it is the user's own now
+        else:
             self._draw()
 
+    def _offered(self) -> list[Content]:
+        offer = self.offer or _READING
+        repo = offer.model.repos[0] if offer.model is not None else ""
+        coming = any(one.order.repo == repo and one.state in RUNNING for one in self._services.downloading.all())
+        title, details = offer.title, offer.details
+        if coming:
+            title = title.replace("Download", "Downloading", 1)
+            details = "the demo answers meanwhile · Ctrl+G, Enter pauses it"
+        title = "\n       ".join(textwrap.wrap(title, max(self._text.size.width or 60, 30) - 7))
+        does = offer.path is not None or (offer.model is not None and not coming)
+        click = "[$heading b]Enter[/]  [@click=screen.accept_offer]$title[/]" if does else "       $title"
+        return [Content.from_markup(click, title=title), Content(f"       {details}")]
+
     def _draw(self) -> None:
-        lines: list[Content] = []
-        is_first = self._services.first_run and bool(self._questions) and CODE not in self._questions
-        if self._questions:
-            lines = [
-                Content.from_markup(
-                    f"[$heading b]{number}[/]  [@click=screen.suggest({number})]$question[/]", question=question
-                )
-                for number, question in enumerate(self._questions, 1)
-            ]
+        indent = 1 if self._has_own else 5
+        questions = [
+            Content.from_markup(
+                f"[$heading b]{number:<{indent}}[/]  [@click=screen.suggest({number})]$question[/]", question=question
+            )
+            for number, question in enumerate(self._questions, 1)
+        ]
+        machine = Content(self._about.machine)
+        if self._has_own:
+            lines = [*questions, Content(""), machine, Content("")]
         else:
-            lines = [Content("No model is loaded."), Content.from_markup("[$heading b]Ctrl+O[/]  choose one")]
-        width = max(line.cell_length for line in lines)
-        lines = [line.pad_right(width - line.cell_length) for line in lines]
-        if CODE not in self._questions:
-            lines = [Content(WHAT), Content(""), *lines]
-        # Lines that are being read keep their places. With a model of one's own loaded, no other is named.
-        about = (self._about.machine, *([self._about.model] if CODE not in self._questions else []))
-        lines += [Content(""), *map(Content, about)]
-        if is_first:
-            keys = "1 to 3, then Enter · Ctrl+O your own model · F1 help"
-        else:
-            keys = "Ctrl+O models · Alt+S this chat · F1 help"
-        lines += [Content(""), Content(keys)]
-        self.update(Content("\n").join(lines))
+            none = [] if questions else [Content("No model is loaded."), Content("")]
+            lines = [*none, *([Content(WHAT), Content("")] if questions else []), *self._offered(), *questions]
+            lines += [Content(""), machine]
+        by_number = questions and not self._has_own
+        keys = "1 to 3, then Enter · Ctrl+O your models" if by_number else "Ctrl+O models · Alt+S this chat"
+        text = Content("\n").join([*lines, Content(f"{keys} · F1 help")])
+        if text.plain != self._shown:  # progress of a download causes no layout
+            self._shown = text.plain
+            self._text.update(text)

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.base.text import clean_line
+from cpuchat.base.text import clean_line, folded
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
@@ -128,7 +128,7 @@ class ModelListSection:
 @dataclass(frozen=True)
 class ModelListState:
     """The state of the models list. `local` None: still being read. `here`: ids of the catalog's models that `local`
-    has. `unreadable`: stores of other programs that this user may not read. `typed`: what is at the typed path.
+    has. `unavailable`: which folders cannot be read, and why. `typed`: what is at the typed path.
     """
 
     local: tuple[LocalModel, ...] | None = None
@@ -137,7 +137,7 @@ class ModelListState:
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""
-    unreadable: tuple[Path, ...] = ()
+    unavailable: tuple[str, ...] = ()
     typed: TypedPath = TypedPath("")
     on_servers: tuple[ServerEntry, ...] = ()
 
@@ -190,8 +190,8 @@ class ModelListState:
         none = self.local_problem or "no models yet: choose one below, or paste the path of a file or folder"
         note = "" if words else none if self.local is not None else "Reading…"
         yield ModelListSection("on this machine", _entries(ours, words), note)
-        for folder in () if words else self.unreadable:
-            yield ModelListSection("", (), f"! {paths.shown(folder)} belongs to another user and cannot be read")
+        for closed in () if words else self.unavailable:
+            yield ModelListSection("", (), f"! {closed}")
         draft_only = [model for model in self.local or () if only_drafts(model)]
         yield ModelListSection("only for drafting", _entries(draft_only, words))
         by_heading: dict[str, list[ModelListEntry]] = {}
@@ -268,8 +268,8 @@ def _is_server(text: str) -> bool:
 
 
 def _has(words: Iterable[str], *texts: str) -> bool:
-    haystack = " ".join(texts).lower()
-    return all(word in haystack for word in words)
+    haystack = folded(" ".join(texts))
+    return all(folded(word) in haystack for word in words)
 
 
 FOLDER = "a folder"

@@ -21,7 +21,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.file_names import engine_knows
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.places import LocalModel, is_demo, unreadable
+from cpuchat.models.library.places import LocalModel, is_demo, unavailable
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
 from cpuchat.present import downloads
@@ -90,8 +90,11 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     AUTO_FOCUS = "#filter"
     list_title = "Models"
 
-    def __init__(self, services: Services, reader: ModelsReader | None = None, *, at_downloads: bool = False) -> None:
-        """`at_downloads`: the download that came last is selected."""
+    def __init__(
+        self, services: Services, reader: ModelsReader | None = None,
+        *, best: Path | None = None, at_downloads: bool = False,
+    ) -> None:  # fmt: skip
+        """`best`: the model to select while the demo is loaded; `at_downloads`: the download that came last is."""
         super().__init__()
         self.services = services
         self.reader = reader or ModelsReader(services.library, services.settings, services.conversation.model)
@@ -105,10 +108,12 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._entries: dict[str, ModelListEntry] = {}
         self._details_timer: Timer | None = None
         self._at_downloads = at_downloads
-        self._wanted = ""  # key of what is selected until the user moves the selection
+        is_demo_loaded = services.loaded_path is None or is_demo(services.loaded_path)
+        self._wanted = f"local {best}" if best is not None and is_demo_loaded else ""
+        """Key of what is selected until the user moves the selection."""
 
     def compose_above_list(self) -> ComposeResult:
-        about = "search, or paste the path of a file or folder, or the address of a server"
+        about = "search, or paste a path or the address of a server"
         yield FilterBox(placeholder=about, id="filter", compact=True)
 
     def compose_below(self) -> ComposeResult:
@@ -171,8 +176,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             local = tuple(await asyncio.to_thread(self.reader.local_models))
         except (CpuchatError, OSError) as error:
             problem = str(error)
-        closed = await asyncio.to_thread(unreadable)
-        self._update(local=local, local_problem=problem, unreadable=tuple(closed))
+        closed = await asyncio.to_thread(unavailable, self.services.settings.model.folders)
+        self._update(local=local, local_problem=problem, unavailable=tuple(closed))
         self._predict_listed()
 
     @work(exclusive=True, group="catalog")

@@ -108,9 +108,10 @@ class ModelList(ScrollView, can_focus=False):
         """Return how many lines a row takes: a name is never cut off, so that what is beside it goes below it."""
         if (not row.key and row.mark == " ") or not width:
             return 1
-        name, beside = f"{row.mark} {clean_line(row.name)}", cell_len(self._beside(row, width))
-        fits = cell_len(name) + beside + 2 * bool(beside) <= width
-        return 1 if fits else len(chop_cells(name, width)) + bool(beside)
+        name, beside = clean_line(row.name), cell_len(self._beside(row, width))
+        room = width - cell_len(row.mark) - 1
+        fits = cell_len(name) + beside + 2 * bool(beside) <= room
+        return 1 if fits else len(_pieces(name, room)) + bool(beside)
 
     def _beside(self, row: ListRow, width: int) -> str:
         """Return what stands right of the name."""
@@ -203,18 +204,18 @@ class ModelList(ScrollView, can_focus=False):
             line.truncate(width, overflow="crop" if row.name else "ellipsis")
             return line
         own = strong if row.strong else dim if row.dim else ""
-        name = Text.assemble((f"{row.mark} ", strong if row.strong else ""), (clean_line(row.name), own), no_wrap=True)
         beside, height = self._beside(row, width), self._height(row, width)
-        room = width - cell_len(beside) - 2 if height == 1 and beside else width
-        if height > 1:
-            if part == height - 1 and beside:
-                line = Text(beside, dim, no_wrap=True)
-                line.truncate(width, overflow="ellipsis")
-                line.align("right" if row.columns else "left", width)
-                return line
-            pieces = chop_cells(name.plain, width)
-            start, is_last = sum(map(len, pieces[:part])), part == len(pieces) - 1
-            name, room = name[start : start + len(pieces[part])], width if is_last else 0
+        mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
+        pieces = [clean_line(row.name)] if height == 1 else _pieces(clean_line(row.name), width - cell_len(mark))
+        if part == len(pieces):
+            line = Text(beside, dim, no_wrap=True)
+            line.truncate(width, overflow="ellipsis")
+            line.align("right" if row.columns else "left", width)
+            return line
+        begin = mark if part == 0 else " " * cell_len(mark)
+        name = Text.assemble((begin, strong if row.strong else ""), (pieces[part], own), no_wrap=True)
+        if part < len(pieces) - 1:
+            return name
         tag = f" {clean_line(row.tag)}" if row.tag else ""
         if name.cell_len + cell_len(tag) <= room:  # a part of a word would tell nothing
             name.append(tag, dim)
@@ -224,6 +225,18 @@ class ModelList(ScrollView, can_focus=False):
             return name.append(f"  {beside}", dim)
         name.truncate(room, pad=True)
         return name.append(f"  {beside}" if beside else "", dim)
+
+
+def _pieces(name: str, width: int) -> list[str]:
+    """Break a long name into lines, behind a space or one of `-_./` where that leaves half a line, else anywhere."""
+    pieces: list[str] = []
+    while cell_len(name) > max(width, 8):
+        piece = chop_cells(name, max(width, 8))[0]
+        end = max(map(piece.rfind, " -_./")) + 1
+        piece = piece[: end if 2 * end > len(piece) else len(piece)]
+        pieces.append(piece)
+        name = name[len(piece) :]
+    return [*pieces, name]
 
 
 def label_table(rows: Iterable[tuple[str, str]], style: Style | str, width: int | None = None) -> Table:

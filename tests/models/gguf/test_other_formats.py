@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelUnsupported
-from cpuchat.models.gguf.header import read_header
+from cpuchat.models.gguf.header import read_header, read_model
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 4683073184\n"
 DENIED = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code><Message>Request has expired</Message>'
@@ -63,6 +64,19 @@ def test_a_part_of_a_file_says_how_it_becomes_whole(name: str, hint: str, tiny_m
     with pytest.raises(ModelDamaged, match="truncated") as caught:
         read_header(tmp_path / name)
     assert hint in caught.value.hint
+
+
+def test_a_file_that_aria2_has_not_filled_yet_is_incomplete_at_its_full_length(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    (file := tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes()[:100_000])
+    os.truncate(file, tiny_model.stat().st_size)
+    (control := tmp_path / "m.gguf.aria2").touch()
+    with pytest.raises(ModelDamaged, match="not downloaded to its end") as caught:
+        read_model(file)
+    assert "resume it" in caught.value.hint
+    control.unlink()
+    assert read_model(file).path == file
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -163,8 +164,57 @@ def test_llama_cache_may_be_a_hugging_face_cache(tmp_path: Path, model: Path, mo
 def test_a_store_of_another_user_is_named(store: Path, model: Path) -> None:
     ollama(store, "qwen3:8b", model)
     store.chmod(0)
-    assert (places.unreadable(), listed()) == ([store], {})
+    assert places.unavailable() == ["~/.ollama/models belongs to another user and cannot be read"] and not listed()
     store.chmod(0o700)
+
+
+def test_a_folder_on_a_disk_that_is_not_mounted_is_named(home: Path, model: Path) -> None:
+    (home / "mine").mkdir(parents=True)
+    assert places.unavailable(["~/mine", "~/gone"]) == ["~/gone does not exist; is its disk mounted?"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "line"),
+    [
+        ("ollama.service", "Environment=OLLAMA_MODELS={}"),
+        (
+            "ollama.service.d/override.conf",
+            '# Environment="OLLAMA_MODELS=/x"\n[Service]\nEnvironment="OLLAMA_MODELS={}"',
+        ),
+        ("ollama.service.d/a.conf", 'Environment="PATH=/a b" "OLLAMA_MODELS={}" A=1'),
+    ],
+    ids=["unit", "drop-in", "several"],
+)
+def test_ollamas_service_may_have_its_store_elsewhere(
+    unit: str, line: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSTEMD_UNIT_PATH", f"{tmp_path / 'none'}:{tmp_path / 'units'}")
+    moved = tmp_path / ("other disk" if '"' in line else "disk")
+    ollama(moved, "qwen3:8b", model)
+    file = tmp_path / "units" / unit
+    file.parent.mkdir(parents=True)
+    file.write_text(line.format(moved))
+    file.with_name("broken.conf").write_text('Environment="open')
+    assert listed() == {"qwen3:8b": "ollama"}
+
+
+def test_a_hard_link_is_the_same_model(home: Path, model: Path) -> None:
+    file = lmstudio(home, "a/b", "m.gguf", model)
+    (home / "models").mkdir()
+    (home / "models" / "m.gguf").hardlink_to(file)
+    assert listed() == {"m.gguf": "folder"}
+
+
+def test_a_name_that_is_composed_otherwise_is_found_and_one_that_is_no_utf_8_is_said(home: Path, model: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    mine = home / "models" / unicodedata.normalize("NFD", "Größer-Q8_0.gguf")
+    mine.write_bytes(model.read_bytes())
+    for spec in ("größer", "Größer-q8_0.gguf"):
+        assert Library().resolve(spec) == mine
+    odd = Path(os.fsdecode(os.fsencode(home / "models") + b"/m\xff.gguf"))
+    odd.write_bytes(model.read_bytes())
+    [one] = [found for found in Library().local_models() if found.path == odd]
+    assert one.damaged and "not valid UTF-8" in one.damaged
 
 
 def test_a_part_of_a_name_is_enough_unless_several_models_have_it(

@@ -12,7 +12,9 @@ from textual.widgets._toast import Toast
 from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.present.chats import Offer, Welcome
 from cpuchat.protocol.messages import (
     AnyEvent,
     ContextTrimmed,
@@ -34,6 +36,8 @@ from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.widgets.charts import big_digits
 from tests.support.chat_app import SMALL, WIDE, running, three_chats
+from tests.support.downloads import REPO
+from tests.support.hub_server import HubServer
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 
@@ -289,14 +293,14 @@ async def test_before_an_audience_figures_are_large_and_nothing_names_a_chat_unt
         await app.until(lambda: app.screen_text == before)
 
 
-async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own(
+async def test_the_demo_offers_what_can_be_seen_without_a_model_of_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Stage, "MIN_S", 0.1)
     monkeypatch.setattr(Stage, "MAX_S", 0.1)
-    async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
+    async with running(size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
         await app.ready()
-        for line in (WHAT, "1  What can you do?", f"2  {DRAFTS}", f"3  {RACE}", "1 to 3, then Enter"):
+        for line in (WHAT, "1      What can you do?", f"2      {DRAFTS}", f"3      {RACE}", "1 to 3, then Enter"):
             assert line in app.screen_text, line
         for key, then in (("escape", ChatScreen), ("ctrl+l", OtherSideScreen)):
             await app.press("2", "enter")
@@ -310,14 +314,50 @@ async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own
         assert not app.prompt.text and not app.transcript.has_messages
         await app.press("1", "enter")
         await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["What can you do?"])
+        await app.shows("the demo is a toy and errs; F1 lists the keys")
     assert paths.state_file().exists()  # the next run is not the first one
+
+
+async def test_enter_in_an_empty_chat_downloads_what_suits_this_machine_and_then_opens_it(
+    hub_server: HubServer, tiny_model: Path
+) -> None:
+    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
+    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
+    demo = paths.demo_dir() / DEMO_FILES["demo"]
+    async with running(model=demo, welcome=Welcome("2 cores", Offer("Download Tiny", "0.1 GB", model=suits))) as app:
+        await app.ready()
+        await app.shows("Enter  Download Tiny")
+        left = [line.index("1      What can you do?") for line in app.screen_text.splitlines() if "What can" in line]
+        opens = Welcome("2 cores", Offer("Open a-model-with-a-very-long-name" + 5 * "-instruct", path=tiny_model))
+        app.app.services.describe_machine = lambda *_: opens
+        await app.press("enter")
+        await app.until(lambda: [one.state for one in app.app.services.downloading.all()] == ["done"])
+        await app.shows("Enter  Open a-model-with-a-very-long-name", "1      What can you do?")
+        lines = app.screen_text.splitlines()
+        assert left == [line.index("1      What can you do?") for line in lines if "What can" in line]  # nothing jumps
+        await app.press("space", "enter")  # blank, but not empty
+        assert app.chat.session.source == demo
+        await app.press("backspace", "enter")
+        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        assert "Open a-model" not in app.screen_text and OF_OTHERS[1] in app.screen_text
+        await app.press("enter")
+        assert not app.chat.busy and not app.conversation.messages
+
+
+async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
+    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", model=suits))) as app:
+        await app.shows("No model is loaded.", "Enter  Download Tiny")
+        await app.press("enter")
+        await app.until(lambda: any("ffline" in notice for notice in app.notices))
 
 
 async def test_an_empty_chat_offers_questions_by_number() -> None:
     async with running() as app:
         await app.ready()
         assert OF_OTHERS[1] == CODE and all(question in app.screen_text for question in OF_OTHERS)
-        await app.shows("a 4B model runs at about 15 tok/s here")
+        await app.shows("a 4B model: ≈15 tok/s")
         await app.press("2")
         assert app.prompt.text == STARTS[CODE] and app.prompt.text.endswith("\n\n")  # where the code is pasted
         await app.press("x")  # the digit was meant

@@ -80,7 +80,9 @@ async def test_a_figure_that_comes_moves_nothing_else_and_narrow_lists_keep_it()
         assert lines(await shown(pilot, rows))[1].split() == ["●", "first", "Q8_0"]
         wide = await shown(pilot, [ListRow("w", "○", name := "x" + "模型" * 15, ("Q8_0", "1 GB", "here", ""))])
         assert lines(wide)[4].split()[0] == "Q8_0" and not any(lines(wide)[5:])
-        assert "".join(lines(wide)[:4]) == f"○ {name}"  # whole, though no line can be filled to its last cell
+        assert "".join(line.strip() for line in lines(wide)[:4]) == f"○ {name}"  # whole, in lines that end early
+        words = lines(await shown(pilot, [ListRow("w", "○", "Mistral-Small-24B Instruct-2501", rows[1].columns)]))
+        assert words[:3] == ["○ Mistral-Small-24B", "  Instruct-2501", words[2]] and words[2].split()[0] == "Q8_0"
 
 
 async def test_the_mark_stays_in_view_but_a_figure_that_comes_does_not_scroll_back_to_it() -> None:
