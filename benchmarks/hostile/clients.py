@@ -172,8 +172,10 @@ def main() -> None:
     heads = [words(rng, n) for n in (3, 40, 120, 400)]
     bodies = [make_body(rng, heads) for _ in range(N_BODIES)]
     with tempfile.TemporaryDirectory() as name:
-        folder, size = Path(name), {"n_embd": 256, "n_ff": 512, "n_layer": 4 if options.arch == "qwen35" else 2}
-        model = write_tiny_gguf(folder / "tiny.gguf", arch=options.arch, gain=3.0, eos_bias=0.0, **size)
+        folder, n_layer = Path(name), 4 if options.arch == "qwen35" else 2
+        model = write_tiny_gguf(
+            folder / "tiny.gguf", arch=options.arch, gain=3.0, eos_bias=0.0, n_embd=256, n_ff=512, n_layer=n_layer
+        )
         (folder / "config").mkdir()
         (folder / "config" / "config.toml").write_text("[engine]\nsaved_kv_gb = 0.1\n")  # so that it is soon full
         more = "--parallel", str(options.parallel), "--queue", "64", "--drafters", "suffix"
