@@ -228,6 +228,27 @@ def test_an_eagle_head(load: Load, tmp_path: Path) -> None:
     model.close()
 
 
+def test_it_reads_nothing_with_the_hidden_states_of_what_was_there_before_an_answer_beside_others(
+    load: Load, tmp_path: Path
+) -> None:
+    """Passes for several answers at once, of which it learns nothing, may have written another text meanwhile."""
+    write_eagle_pair(tmp_path / "model.gguf", tmp_path / "eagle3-model.gguf", 1.0)
+    options = msgspec.structs.replace(OPTIONS, parallel=2)
+    model = HeadTalker(load(tmp_path / "model.gguf", options), tmp_path / "eagle3-model.gguf")
+    passes = model.target.passes
+    assert passes is not None
+    model.say([*PROMPT, *range(500, 560)], drafts(4), max_tokens=24)
+    edited = [*PROMPT[:20], *range(700, 740)]
+    passes.begin_beside()
+    beside = model.say(edited, drafts(4), max_tokens=24)
+    passes.end_beside()
+    assert beside.figures is not None and not beside.figures.draft_n
+    drafted = model.say([*edited, *beside.tokens, 402], drafts(1), max_tokens=24)
+    assert drafted.figures is not None and drafted.figures.draft_n_accepted > 10
+    assert len(model.sequence) <= 25  # it begins behind what was evaluated beside others
+    model.close()
+
+
 def test_a_head_of_latent_attention_and_experts(load: Load, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", arch="deepseek2", n_layer=3, gain=3.0)
     model = HeadTalker(load(path, msgspec.structs.replace(OPTIONS, draft_path=str(path))))
