@@ -80,8 +80,12 @@ def with_head(setup: Setup, alpha: float, rounds: int = 3) -> tuple[Found, int]:
         return measure_pair(loaded, file, QUANTIZATION, setup.shapes, alpha, **more), longest
 
 
-def known(found: Found, longest: int, setup: Setup) -> Section:
+def known(setup: Setup, alpha: float) -> Section:
     """Acceptance against the share, and the adaptive depth against plain decoding and fixed depths."""
+    return known_section(*with_head(setup, alpha), setup)
+
+
+def known_section(found: Found, longest: int, setup: Setup) -> Section:
     section = section_of([found], found.draft, setup.depths or 3)
     away = 100 * abs(found.acceptance - found.known_acceptance)
     section.rows.insert(0, Row(f"{found.name}: acceptance against the share", "points", [away], target=POINTS))
@@ -283,7 +287,7 @@ def whole_table(setup: Setup) -> Section:
         line = ["random", "–", "–", f"{paired[2]} ({paired[3]})", "plain", "–"]
         if alpha:
             found, longest = with_head(setup, alpha, TABLE_ROUNDS)
-            sections.append(known(found, longest, setup))
+            sections.append(known_section(found, longest, setup))
             line = [f"{alpha:g}", f"{found.acceptance:.3f} / {found.known_acceptance:.3f}", spread(found.plain),
                     sure(found.adaptive, found.plain), f"{found.best()[0] or 'plain'}",
                     sure(found.adaptive, best_elsewhere(found))]  # fmt: skip
@@ -299,7 +303,7 @@ def whole_table(setup: Setup) -> Section:
 
 
 PARTS: dict[str, Callable[[Setup], Section]] = {
-    **{f"known-{alpha:g}": lambda setup, alpha=alpha: known(*with_head(setup, alpha), setup) for alpha in ALPHAS},
+    **{f"known-{alpha:g}": partial(known, alpha=alpha) for alpha in ALPHAS},
     "random": random_head,
     **{f"server-{alpha:g}": partial(against_server, alpha=alpha) for alpha in ALPHAS},
     "catch-up": catch_up,

@@ -30,7 +30,8 @@ GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0)
 """At random: the token that a synthetic model is surest of is one of many, and that its head says is among them."""
 _GRAMMAR = "root ::= ( [ ] [a-m]+ )+"
-_OFF, _HEAD, _BOTH = (Speculation(drafters=names, depth=4) for names in ((), ("draft",), ("draft", "suffix")))
+_OFF = Speculation()
+_HEAD, _BOTH = Speculation(drafters=("draft",), depth=4), Speculation(drafters=("draft", "suffix"), depth=4)
 WEIGHT = 4.0
 """Of the layers of a synthetic model: with less of them its next token follows from the last one alone, and all greedy
 answers of a template are one."""
