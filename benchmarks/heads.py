@@ -1,10 +1,11 @@
 """A model's own head (MTP): known acceptance, against fixed depths and plain, against llama-server, catching up, texts.
 
-    python benchmarks/heads.py [--quick] [--rounds N] [--depths N] [--threads N] [--only known-0.8,random,texts,...]
+    python benchmarks/heads.py [--quick] [--rounds N] [--depths N] [--threads N] [--only table,texts,...]
 
 A hybrid model of Qwen3.5's architecture, of 0.5 billion parameters in Q8_0, whose head is right about a known share α
 of the tokens. The llama-server is built from the source distribution of the installed engine; its depth is its default.
-The parts (`--only`) are kept one by one in results/heads.json.
+The parts (`--only`) are kept one by one in results/heads.json. `table` is all of them that compare speeds, with 95 %
+intervals, in a quarter of an hour on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
@@ -25,10 +27,10 @@ from typing import Any
 
 import psutil
 from build_llama import libraries
-from common import WORK, MeasureError, Row, Target, alternate, run_main, say
-from depths import measure_pair, section_of
+from common import WORK, MeasureError, Row, Target, alternate, run_main, say, spread
+from depths import Found, measure_pair, section_of
 from drafting import ADAPTIVE, Section, Setup, Table, fixed, workers
-from never_slower import EVERYTHING, paired_answers
+from never_slower import EVERYTHING, interval, paired_answers
 from pairs import Shapes, Text, text_at, typical_texts, written
 from product import PLAIN, answer, worker
 from speculation import run_parts
@@ -38,7 +40,7 @@ from cpuchat.models.fit import snapshots
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.head_model import HybridShape, write_head_model
-from tests.support.head_texts import GREEDY, SAMPLED, compare_texts
+from tests.support.head_texts import GREEDY, SAMPLED, WEIGHT, compare_texts
 
 ALPHAS = (0.3, 0.6, 0.8, 0.9)
 QUANTIZATION = "Q8_0"
@@ -46,8 +48,9 @@ HALF_BILLION = HybridShape(
     n_layer=24, n_embd=1024, n_ff=3584, n_vocab=32768, n_head=8, n_head_kv=2, head=256, every=4, n_state_head=16,
     state=128,
 )  # fmt: skip
-N_TOKENS, N_REUSED, N_MORE, N_CTX = 97, 4000, 32, 4608
+N_TOKENS, N_OF_SERVER, N_REUSED, N_MORE, N_CTX = 65, 49, 4000, 32, 4608
 SERVER_DEPTH = 3
+TABLE_ROUNDS = 8
 POINTS, SERVER, AS_MUCH = Target(2, at_least=False), Target(1.1), Target(1.1, at_least=False)
 
 
@@ -68,19 +71,45 @@ class HeadShapes(Shapes):
 QUICK = HeadShapes(n_vocab=4096, hybrid=HybridShape(n_vocab=4096))
 
 
-def known(setup: Setup, alpha: float) -> Section:
-    """Acceptance against the share, and the adaptive depth against plain decoding and fixed depths."""
+def with_head(setup: Setup, alpha: float, rounds: int = 3) -> tuple[Found, int]:
+    """The adaptive depth, plain decoding and fixed depths in turn, and the longest draft."""
     file, most, n = setup.shapes.draft_file(alpha), setup.depths or 3, 33 if setup.quick else N_TOKENS
     longest = snapshots(read_model(file), LoadOptions(draft_path=str(file))) or 31
+    more: dict[str, int] = {"rounds": setup.choose(rounds), "most": most, "n": n, "longest": longest}
     with workers(setup.threads) as loaded:
-        found = measure_pair(
-            loaded, file, QUANTIZATION, setup.shapes, alpha, rounds=setup.choose(3), most=most, n=n, longest=longest
-        )
-    section = section_of([found], found.draft, most)
+        return measure_pair(loaded, file, QUANTIZATION, setup.shapes, alpha, **more), longest
+
+
+def known(setup: Setup, alpha: float) -> Section:
+    """Acceptance against the share, and the adaptive depth against plain decoding and fixed depths."""
+    return known_section(*with_head(setup, alpha), setup)
+
+
+def known_section(found: Found, longest: int, setup: Setup) -> Section:
+    section = section_of([found], found.draft, setup.depths or 3)
     away = 100 * abs(found.acceptance - found.known_acceptance)
     section.rows.insert(0, Row(f"{found.name}: acceptance against the share", "points", [away], target=POINTS))
     section.remarks.append(f"{found.name}: drafts of at most {longest} tokens")
     return section
+
+
+def best_elsewhere(found: Found) -> list[float]:
+    """The rates of the fixed depth that was fastest in all other rounds: the fastest of several by chance would be too
+    fast."""
+
+    def elsewhere(rates: Sequence[float], left_out: int) -> float:
+        ratios = [a / b for i, (a, b) in enumerate(zip(rates, found.plain, strict=True)) if i != left_out]
+        return statistics.median(ratios or [1.0])
+
+    sides = [found.plain, *found.fixed.values()]
+    return [max(sides, key=lambda rates, i=i: elsewhere(rates, i))[i] for i in range(len(found.plain))]
+
+
+def sure(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """`0.98 (0.95 to 1.01)`: the median of the ratios and its 95 % interval."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, high = interval(ratios)
+    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
 def random_head(setup: Setup) -> Section:
@@ -141,7 +170,7 @@ def servers(file: Path, threads: int) -> Iterator[tuple[Server, Server]]:
 
 def against_server(setup: Setup, alpha: float) -> Section:
     """The same head in the same build, at a depth from measured costs and at llama-server's default depth."""
-    file, n, rounds = setup.shapes.draft_file(alpha), 33 if setup.quick else N_TOKENS, setup.choose(3)
+    file, n, rounds = setup.shapes.draft_file(alpha), 33 if setup.quick else N_OF_SERVER, setup.choose(3)
     texts = typical_texts(setup.shapes.n_vocab, alpha, n, rounds + 1, (1, 2, 3))
     with workers(setup.threads) as loaded, servers(file, setup.threads) as (theirs, plain_server):
         backend = loaded.load(file, file)
@@ -163,6 +192,7 @@ def against_server(setup: Setup, alpha: float) -> Section:
         rates = alternate(rounds, {name: partial(once, run, iter(texts)) for name, run in sides.items()})
         last = theirs.ask(texts[0].prompt_text, n)
     wrong = last["content"] != texts[0].future_text
+
     accepted = f"{last['timings'].get('draft_n_accepted', 0)} of {last['timings'].get('draft_n', 0)}"
     return Section(
         rows=[
@@ -229,14 +259,47 @@ def catch_up(setup: Setup) -> Section:
 def texts(setup: Setup) -> Section:
     """Text with the head and without: greedy and sampled, stopped, edited, regenerated, with a grammar, restarted."""
     count, rows, remarks = 10 if setup.quick else setup.rounds or 200, list[Row](), list[str]()
-    file = written("head-texts.gguf", partial(write_head_model, alpha=0.7, quant=QUANTIZATION, weight=0.3))
+    file = written("head-texts-4.gguf", partial(write_head_model, alpha=0.7, quant=QUANTIZATION, weight=WEIGHT))
     for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
         with tempfile.TemporaryDirectory() as folder:
             found = asyncio.run(compare_texts(file, Path(folder), range(count), sampling, restart_every=10))
         rows.append(Row(f"{name}: texts that differ", "", [len(found.different)], target=Target(0, at_least=False)))
-        remarks.append(f"{name}: {found.answers} answers to {count} prompts; accepted: {found.accepted}")
+        remarks.append(
+            f"{name}: {found.answers} answers to {count} prompts, {len(found.distinct)} different first ones; "
+            f"accepted: {found.accepted}"
+        )
         remarks += found.different[:5]
     return Section(rows, remarks=remarks)
+
+
+TABLE_HEADS = (
+    "α", "acceptance: measured / known", "plain, tok/s", "head ÷ plain", "best fixed depth", "head ÷ best fixed depth",
+    "head ÷ llama-server's head", "its head ÷ its plain",
+)  # fmt: skip
+
+
+def whole_table(setup: Setup) -> Section:
+    """A head that is always wrong, and those of known acceptance: against plain decoding, fixed depths and
+    llama-server, with 95 % intervals of the median ratio."""
+    lines, sections = list[list[str]](), [random_head(setup)]
+    paired = sections[0].tables[0].lines[0]
+    for alpha in (0.0, *ALPHAS):
+        line = ["random", "–", "–", f"{paired[2]} ({paired[3]})", "plain", "–"]
+        if alpha:
+            found, longest = with_head(setup, alpha, TABLE_ROUNDS)
+            sections.append(known_section(found, longest, setup))
+            line = [f"{alpha:g}", f"{found.acceptance:.3f} / {found.known_acceptance:.3f}", spread(found.plain),
+                    sure(found.adaptive, found.plain), f"{found.best()[0] or 'plain'}",
+                    sure(found.adaptive, best_elsewhere(found))]  # fmt: skip
+        sections.append(against_server(setup, alpha))
+        rates = sections[-1].data["rates"]
+        lines.append([*line, sure(rates["head"], rates["server"]), sure(rates["server"], rates["plain server"])])
+    return Section(
+        rows=[row for one in sections for row in one.rows],
+        tables=[Table("heads of a known acceptance, with 95 % intervals", TABLE_HEADS, lines)],
+        remarks=[remark for one in sections for remark in one.remarks],
+        data={"parts": [one.data for one in sections]},
+    )
 
 
 PARTS: dict[str, Callable[[Setup], Section]] = {
@@ -245,6 +308,7 @@ PARTS: dict[str, Callable[[Setup], Section]] = {
     **{f"server-{alpha:g}": partial(against_server, alpha=alpha) for alpha in ALPHAS},
     "catch-up": catch_up,
     "texts": texts,
+    "table": whole_table,
 }
 
 if __name__ == "__main__":

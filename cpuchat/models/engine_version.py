@@ -9,7 +9,7 @@ docs/engine.md says what else a change of version must check.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 PINNED_VERSION: Final = "0.3.36"
 """Of llama-cpp-python."""
@@ -50,8 +50,24 @@ TENSOR_PAIR: Final = 40
 
 # Architectures, by their names in headers (src/llama-arch.cpp)
 
-HEADS: Final = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-"""Those that read the hidden states of another model."""
+HeadKind = Literal["eagle3", "mtp", "dflash"]
+HEADS: Final[dict[str, HeadKind]] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
+"""Those that read the hidden states of another model, and what kind of head they are."""
+# What a head asks of a model that is not in these lists ends the process with GGML_ABORT, or is garbage.
+MTP: Final = frozenset(
+    {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
+     "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
+)  # fmt: skip
+"""Those with a graph for MTP layers (`graph_mtp` in src/models)."""
+SEVERAL_MTP: Final = frozenset({"hy_v3", "mimo2", "step35"})
+"""Those among them that choose one of several MTP layers (`nextn_layer_offset`); others assert n_layer_nextn == 1."""
+GIVES_INPUTS: Final = frozenset(
+    {"bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "lfm2", "llama", "mimo2", "minimax-m2", "muse-glimmer",
+     "nanbeige", "nemotron_h", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}
+)  # fmt: skip
+"""Those whose graphs give the inputs of their layers (`t_layer_inp`)."""
+GIVES_HIDDEN: Final = (MTP | {"gemma4", "gpt-oss", "nemotron_h"}) - {"deepseek4"}
+"""Those that give their last hidden states (`t_h_nextn`); the rows of deepseek4 are wider than these."""
 RECURRENT: Final = frozenset(
     {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2", "granitehybrid",
      "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3",

@@ -10,35 +10,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
 
 from cpuchat.base.errors import DraftMismatch
 from cpuchat.base.text import clean_line
+from cpuchat.models.engine_version import GIVES_HIDDEN, GIVES_INPUTS, HEADS, MTP, SEVERAL_MTP, HeadKind
 from cpuchat.models.file_names import role_of
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import LazyArray
-
-HeadKind = Literal["eagle3", "mtp", "dflash"]
 
 TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
 
 _KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dflash"}
 _NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
-ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
-# Architectures of which the engine has a graph for MTP layers (`graph_mtp` in its src/models/*.cpp), those whose graphs
-# give the inputs of their layers (`t_layer_inp`), and those that give their last hidden states (`t_h_nextn`): what is
-# not there ends the process with GGML_ABORT, or is garbage.
-_MTP = frozenset(
-    {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
-     "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
-)  # fmt: skip
-# Those that choose one of several MTP layers (`nextn_layer_offset`); others end the process: n_layer_nextn == 1.
-_SEVERAL = frozenset({"hy_v3", "mimo2", "step35"})
-_LAYER_INPUTS = frozenset(
-    {"bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "lfm2", "llama", "mimo2", "minimax-m2", "muse-glimmer",
-     "nanbeige", "nemotron_h", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}
-)  # fmt: skip
-_HIDDEN = (_MTP | {"gemma4", "gpt-oss", "nemotron_h"}) - {"deepseek4"}  # whose rows are wider than its states
 MAX_SIZE_DIFFERENCE = 128
 """Tokens by which the vocabularies of a target and of a draft model or head may differ."""
 _MTP_TENSOR = re.compile(r"blk\.(\d{1,6})\.nextn\.").match
@@ -57,7 +40,7 @@ def kind_named(path: str) -> HeadKind | None:
 
 def kind_of(header: GGUFHeader) -> HeadKind | None:
     """Return the kind of a head in a file of its own; None for any other file."""
-    return ARCHITECTURES.get(header.architecture, "mtp") if header.is_head else None
+    return HEADS.get(header.architecture, "mtp") if header.is_head else None
 
 
 def is_own(target: Path, draft: Path) -> bool:
@@ -106,7 +89,7 @@ def difference(target: GGUFHeader, head: GGUFHeader) -> str:
         n_layer = target.decoding_layers
         if not reason and last > n_layer:
             reason = f"it reads layer {last}, the target has {n_layer}"
-        elif not reason and last == n_layer and target.architecture not in _HIDDEN:
+        elif not reason and last == n_layer and target.architecture not in GIVES_HIDDEN:
             name = clean_line(target.architecture)
             reason = f"it reads the last hidden states, which this engine does not give of {name}"
     tokens = head.metadata.get("tokenizer.ggml.tokens")  # where it has a vocabulary of its own
@@ -161,10 +144,10 @@ def unusable(kind: HeadKind, target: str = "", head: str = "", n_layers: int = 1
         return "DFlash and DSpark heads draft whole blocks, which only llama-server does so far"
     if head == "gemma4-assistant":
         return "a head that reads the model's own KV cache works only in llama-server so far"
-    known = _MTP if kind == "mtp" else _LAYER_INPUTS
+    known = MTP if kind == "mtp" else GIVES_INPUTS
     if target and target not in known:
         return f"this engine gives the hidden states of no {clean_line(target)}"
-    if kind == "mtp" and n_layers > 1 and target and target not in _SEVERAL:
+    if kind == "mtp" and n_layers > 1 and target and target not in SEVERAL_MTP:
         return f"this engine drafts with one MTP layer of {clean_line(target)}, not with {n_layers}"
     return ""
 

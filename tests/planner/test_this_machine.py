@@ -85,7 +85,7 @@ def test_a_head_in_a_file_is_planned_and_its_memory_counts_once(tmp_path: Path) 
 def test_a_plan_promises_no_longer_drafts_than_can_be_rolled_back_or_drafted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpuchat.models.heads._SEVERAL", {"qwen35"})
+    monkeypatch.setattr("cpuchat.models.heads.SEVERAL_MTP", {"qwen35"})
     slow = msgspec.structs.replace(find_machine("epyc-9754"), theoretical=None, decode=None, measured=Figure(0.001))
     for n_mtp, deepest in ((1, 3), (2, 1)):
         shape = replace(DEEP, n_mtp=n_mtp)

@@ -118,8 +118,9 @@ def _metadata(shape: HybridShape, quant: str, n_mtp: int = 0) -> dict[str, Any]:
     return found | {f"qwen35.{key}": value for key, value in more.items()}
 
 
-def write_eagle_pair(path: Path, head_path: Path, alpha: float, *, n_vocab: int = 2048) -> None:
+def write_eagle_pair(path: Path, head_path: Path, alpha: float, *, n_vocab: int = 2048, n_said: int = 0) -> None:
     """Write a model of Llama's architecture, and an EAGLE-3 head for it whose first token is right with rate `alpha`.
+    `n_said`: it says only every other token, of the first so many, as trained heads with few of their own (`d2t`).
 
     The model's hidden state at p is the code of the token there, so the head's output matrix leads two tokens on. Fed
     its own hidden state, it says the same again: further tokens are wrong.
@@ -148,10 +149,13 @@ def write_eagle_pair(path: Path, head_path: Path, alpha: float, *, n_vocab: int 
     def ones(name: str) -> TensorSource:
         return from_array(name, np.ones(n_embd, np.float32))
 
-    zeros = np.zeros((n_embd, n_embd), np.float32)
+    zeros, rows = np.zeros((n_embd, n_embd), np.float32), _matching(codes, twice)
+    said = np.arange(0, n_said, 2)
+    output = [from_array("output.weight", rows[said] if n_said else rows)]
+    output += [from_array("d2t", said, "I64")] if n_said else []
     tensors = [
         from_array("fc.weight", np.concatenate([zeros, np.eye(n_embd, dtype=np.float32), zeros], axis=1)),
-        ones("output_norm.weight"), from_array("output.weight", _matching(codes, twice)),
+        ones("output_norm.weight"), *output,
         ones("blk.0.attn_norm.weight"), ones("blk.0.attn_norm_2.weight"),
         noise("blk.0.attn_q.weight", n_embd, 2 * n_embd),
         noise("blk.0.attn_k.weight", 128, 2 * n_embd), noise("blk.0.attn_v.weight", 128, 2 * n_embd),

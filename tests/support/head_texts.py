@@ -27,19 +27,24 @@ from tests.support.cores import ON_ONE_CPU
 from tests.support.shapes import word
 
 GREEDY = Sampling(temperature=0.0)
-SAMPLED = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0)
-"""At random: the token that a synthetic model is surest of is one of many."""
+SAMPLED = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0)
+"""At random: the token that a synthetic model is surest of is one of many, and that its head says is among them."""
 _GRAMMAR = "root ::= ( [ ] [a-m]+ )+"
-_DRAFTS = Speculation(drafters=("draft",), depth=4)
+_OFF = Speculation()
+_HEAD, _BOTH = Speculation(drafters=("draft",), depth=4), Speculation(drafters=("draft", "suffix"), depth=4)
+WEIGHT = 4.0
+"""Of the layers of a synthetic model: with less of them its next token follows from the last one alone, and all greedy
+answers of a template are one."""
 _N_CTX, _LONG = 1024, 300
 
 
 @dataclass
 class Texts:
-    """What was compared: how many answers, those that differ, and drafted tokens that were accepted, by what the
-    answer was."""
+    """What was compared: how many answers, how many of the first ones are not like another, those that differ, and
+    drafted tokens that were accepted, by what the answer was."""
 
     answers: int = 0
+    distinct: set[str] = field(default_factory=set)
     different: list[str] = field(default_factory=list)
     accepted: dict[str, int] = field(default_factory=dict)
 
@@ -64,10 +69,10 @@ class _Sides:
         while self._backends:
             await self._backends.pop().close()
 
-    async def ask(self, request: Generate, cancel_after: int = 0) -> list[tuple[str, int]]:
+    async def ask(self, request: Generate, drafts: Speculation, cancel_after: int = 0) -> list[tuple[str, int]]:
         """Return the text of each side, and how many drafted tokens were accepted; `cancel_after` so many events."""
         found: list[tuple[str, int]] = []
-        for backend, speculation in zip(self._backends, (_DRAFTS, Speculation()), strict=True):
+        for backend, speculation in zip(self._backends, (drafts, _OFF), strict=True):
             parts, accepted = list[str](), 0
             async for event in backend.generate(msgspec.structs.replace(request, speculation=speculation)):
                 assert not isinstance(event, Failed), event
@@ -96,12 +101,16 @@ async def compare_texts(
 ) -> Texts:
     """Let both sides answer each prompt, be stopped in the middle of the next answer, answer an edited message, answer
     it once more with another seed, and under a grammar; and after a restart of both, which every so many prompts have,
-    go on with the chat. A stopped answer is compared as far as both were written."""
+    go on with the chat. A stopped answer is compared as far as both were written. In every other chat suffix decoding
+    drafts, too, and nothing does for the edited message."""
     found = Texts()
     async with _started(model, folder) as sides:
         for number in prompts:
+            usual = _BOTH if number % 2 else _HEAD
 
-            async def told(what: str, *turns: str, seed: int = 0, number: int = number, **more: Any) -> str:
+            async def told(
+                what: str, *turns: str, seed: int = 0, number: int = number, drafts: Speculation = usual, **more: Any
+            ) -> str:
                 messages = [Message(role="assistant" if i % 2 else "user", content=one) for i, one in enumerate(turns)]
                 after = more.pop("cancel_after", 0)
                 request = Generate(
@@ -109,7 +118,7 @@ async def compare_texts(
                     state=StateKey(chat=f"chat-{number}"), output=Output(frame_seconds=0.0),
                     max_tokens=_LONG if after else 24, **more,
                 )  # fmt: skip
-                (text, accepted), (plain, _) = await sides.ask(request, after)
+                (text, accepted), (plain, _) = await sides.ask(request, drafts, after)
                 shared = min(len(text), len(plain)) if after else max(len(text), len(plain))
                 found.answers += 1
                 found.accepted[what] = found.accepted.get(what, 0) + accepted
@@ -119,10 +128,11 @@ async def compare_texts(
 
             asked = "".join(word(1000 + (number * 7919 + i * 13) % 700) for i in range(12 + number % 40))
             answer = await told("answer", asked)
+            found.distinct.add(answer)
             stopped = await told("stopped", asked, answer, "And more?", cancel_after=1 + number % 3)
             await told("after a stop", asked, answer, "And more?", stopped, "Go on.")
             edited = asked[: len(asked) // 2] + " edited"
-            again = await told("edited", edited, answer, "And more?")
+            await told("edited", edited, answer, "And more?", drafts=_OFF if number % 2 else usual)
             again = await told("regenerated", edited, answer, "And more?", seed=10_000)
             await told("grammar", edited, answer, "And more?", grammar=_GRAMMAR)
             if number % restart_every == restart_every - 1:

@@ -26,7 +26,7 @@ from cpuchat.models.costs import costs_of_target
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.fit import HeadSize, head_size
+from cpuchat.models.fit import HeadSize, head_size, snapshots
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import PRECISE
 from cpuchat.models.heads import HeadKind, difference, included_layers, is_own, unusable
@@ -283,7 +283,7 @@ def candidates(
         costs: of the target; for a loaded one with `pass_ms` of its ModelInfo.
         machine: to predict costs that were not measured.
     """
-    judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
+    judged = _Target.of(target, costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
     listed: list[DraftCandidate] = []
@@ -327,12 +327,20 @@ def _on_hub(draft: CatalogModel, judged: _Target, limit: float) -> DraftCandidat
 
 
 class _Target(NamedTuple):
-    """What draft models are compared for: a target's work and measured costs, on a machine."""
+    """What draft models are compared for: a target's work and measured costs, on a machine. `longest`: tokens of the
+    longest pass after which it can roll back."""
 
     path: Path
     work: ModelWork
     costs: TargetCosts
     machine: Machine | None
+    longest: int = MAX_TOKENS
+
+    @classmethod
+    def of(cls, header: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> _Target:
+        kept = snapshots(header, LoadOptions(draft_path=str(header.path)))
+        work = model_work(header, alike=ALIKE)
+        return cls(header.path, work, costs, machine, 1 + kept if kept else MAX_TOKENS)
 
     def expected(
         self,
@@ -349,8 +357,9 @@ class _Target(NamedTuple):
             path: of the draft model, if it is on this machine.
             exact: `draft` is from its header.
             usual: as of `expectation`.
-            n_tokens: of the longest pass.
+            n_tokens: of the longest pass over a draft.
         """
+        n_tokens = min(n_tokens, self.longest)
         passes = self.costs.pass_ms[:n_tokens]
         pair = _fingerprint(path) if path is not None and self.costs.draft_ms else ""
         draft_ms = self.costs.draft_ms.get(pair, 0.0)
@@ -378,7 +387,7 @@ class _Target(NamedTuple):
 def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> Expectation:
     """Return the expected speed-up of a local draft model or head, both by their headers; of the head that the target
     contains, where `draft` is the target itself. `costs`: of the target."""
-    judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
+    judged = _Target.of(target, costs, machine)
     is_head = draft.is_head or is_own(target.path, draft.path)
     usual = OF_HEAD if is_head else SAME_MODEL if is_same_model(target, draft) else TYPICAL
     n_tokens = 2 if is_head and draft.number("nextn_predict_layers") > 1 else MAX_TOKENS  # `HeadSequence.max_draft`

@@ -33,8 +33,9 @@ from cpuchat.models.drafts.candidates import (
     target_costs,
 )
 from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files, check_pair, is_known_pair
+from cpuchat.models.engine_version import HEADS
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import ARCHITECTURES, is_own, kind_named, mismatch, require_head, title, usable_layers
+from cpuchat.models.heads import is_own, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import Machine, TunedMachine
@@ -275,7 +276,7 @@ def local_heads(
         )
     for model in here:
         if model.kind == "head":
-            kind = kind_named(model.path.name) or ARCHITECTURES.get(model.architecture, "mtp")
+            kind = kind_named(model.path.name) or HEADS.get(model.architecture, "mtp")
             expected = NOT_READ
             with contextlib.suppress(CpuchatError):  # `check` tells what is wrong with it
                 expected = expected_pair(target, read_model(model.path), costs, machine)

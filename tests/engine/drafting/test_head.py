@@ -211,13 +211,17 @@ def _ignore(*_: object) -> None:
     """Take the progress of a load."""
 
 
-def test_an_eagle_head(load: Load, tmp_path: Path) -> None:
-    write_eagle_pair(tmp_path / "model.gguf", tmp_path / "eagle3-model.gguf", 0.7)
+@pytest.mark.parametrize("n_said", [0, 1200], ids=["all tokens", "few tokens"])
+def test_an_eagle_head(load: Load, tmp_path: Path, n_said: int) -> None:
+    write_eagle_pair(tmp_path / "model.gguf", tmp_path / "eagle3-model.gguf", 0.7, n_said=n_said)
     model = HeadTalker(load(tmp_path / "model.gguf", OPTIONS), tmp_path / "eagle3-model.gguf")
     plain = model.say(PROMPT, max_tokens=60)
     table, twice = next_token_table(N_VOCAB), draft_token_table(N_VOCAB, 0.7)
     text = [*PROMPT, *plain.tokens]
-    right = [twice[table[text[i - 2]]] == text[i] for i in range(len(PROMPT), len(text))]
+    right = [
+        twice[table[text[i - 2]]] == text[i] and (not n_said or (text[i] < n_said and not text[i] % 2))
+        for i in range(len(PROMPT), len(text))
+    ]
     for depth in (1, 4):
         drafted = model.say(PROMPT, drafts(depth), max_tokens=60)
         assert drafted.tokens == plain.tokens and drafted.held == plain.held
@@ -225,6 +229,27 @@ def test_an_eagle_head(load: Load, tmp_path: Path) -> None:
         while at < 58:
             accepted, at = accepted + right[at + 1], at + 1 + right[at + 1]
         assert drafted.figures is not None and drafted.figures.draft_n_accepted == accepted
+    model.close()
+
+
+def test_it_reads_nothing_with_the_hidden_states_of_what_was_there_before_an_answer_beside_others(
+    load: Load, tmp_path: Path
+) -> None:
+    """Passes for several answers at once, of which it learns nothing, may have written another text meanwhile."""
+    write_eagle_pair(tmp_path / "model.gguf", tmp_path / "eagle3-model.gguf", 1.0)
+    options = msgspec.structs.replace(OPTIONS, parallel=2)
+    model = HeadTalker(load(tmp_path / "model.gguf", options), tmp_path / "eagle3-model.gguf")
+    passes = model.target.passes
+    assert passes is not None
+    model.say([*PROMPT, *range(500, 560)], drafts(4), max_tokens=24)
+    edited = [*PROMPT[:20], *range(700, 740)]
+    passes.begin_beside()
+    beside = model.say(edited, drafts(4), max_tokens=24)
+    passes.end_beside()
+    assert beside.figures is not None and not beside.figures.draft_n
+    drafted = model.say([*edited, *beside.tokens, 402], drafts(1), max_tokens=24)
+    assert drafted.figures is not None and drafted.figures.draft_n_accepted > 10
+    assert len(model.sequence) <= 25  # it begins behind what was evaluated beside others
     model.close()
 
 

@@ -21,7 +21,7 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import ThreadPoolParams, llama
 from cpuchat.engine.llama.vocab import CONTROL_NAMES
 from cpuchat.hardware.placement.placement import MAX_CPUS
-from cpuchat.models import engine_version, heads, support
+from cpuchat.models import engine_version, support
 from cpuchat.models.engine_version import CXX_NAMES, STRUCTS
 from cpuchat.models.file_names import engine_knows
 from cpuchat.models.gguf.parse import FILE_TYPES, TYPES
@@ -181,19 +181,23 @@ def test_lists_of_architectures_are_those_of_the_engine() -> None:
 
 
 def test_names_exist_in_the_engine() -> None:
-    copying, no_flash = engine_version.COPIES_SNAPSHOTS, engine_version.NO_FLASH_ATTENTION
-    names = {
-        *engine_version.HEADS,
-        *engine_version.RECURRENT,
-        *copying,
-        *no_flash,
-        *heads.ARCHITECTURES,
-        *CONTROL_NAMES,
-    }
+    copying = engine_version.COPIES_SNAPSHOTS
+    names = {*engine_version.HEADS, *engine_version.RECURRENT, *copying, *engine_version.NO_FLASH_ATTENTION}
+    names |= {*engine_version.GIVES_INPUTS, *engine_version.GIVES_HIDDEN, *CONTROL_NAMES}
     names |= {"token_embd", "per_layer_token_embd", "output", "blk.%d.ffn_gate_exps", "blk.%d.nextn.shared_head_head"}
     assert {name for name in names if not engine_knows(name)} == set()
     assert copying <= engine_version.SNAPSHOTS <= engine_version.RECURRENT
-    assert heads.ARCHITECTURES.keys() == engine_version.HEADS
+    assert engine_version.SEVERAL_MTP <= engine_version.MTP
+
+
+def test_models_with_a_graph_for_mtp_layers_are_those_of_the_engine() -> None:
+    """Each has a class llama_model_NAME::graph_mtp, whose name in C++ is that of the architecture but for its signs."""
+    assert LIBRARIES is not None
+    content = b"".join(file.read_bytes() for file in LIBRARIES.glob("libllama.so"))
+    found = {name.decode() for name in re.findall(rb"_ZN\d+llama_model_(\w+?)9graph_mtpC[12]E", content)}
+    if not found:
+        pytest.skip("this build does not export them")
+    assert {re.sub(r"\W|_", "", name) for name in engine_version.MTP} == {one.replace("_", "") for one in found}
 
 
 # Texts

@@ -15,6 +15,7 @@ from cpuchat.models.costs import keep_accepted, keep_calibration
 from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, own_head, recommended, usual_head
 from cpuchat.models.drafts.choice import choose_draft, heads_of, local_heads
 from cpuchat.models.file_names import file_fingerprint
+from cpuchat.models.fit import snapshots
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.hub.repository import HubFile, Repository, models_of
 from cpuchat.models.library.library import Library
@@ -116,6 +117,18 @@ def test_what_a_head_is_and_gains_here_is_told_in_one_way(tmp_path: Path, librar
     assert "not with 2. Start `llama-server" in models.head_words(own_head(two, LoadOptions(), machine))
     none = read_model(target_file(tmp_path / "mine" / "none.gguf"))
     assert models.head_words(own_head(none, LoadOptions(), machine)) == ""
+
+
+def test_drafts_that_a_model_cannot_roll_back_are_not_promised(tmp_path: Path) -> None:
+    """Passes cost about the same, so the longest draft is best; a hybrid rolls back as far as it keeps snapshots."""
+    file = write_head_model(tmp_path / "model.gguf", 0.5, shape=HybridShape(n_layer=16))
+    header, machine = read_model(file), Machine(available=8 << 30, total=16 << 30)
+    print = file_fingerprint(file)
+    keep_calibration(Subject(model=(print, print)), PassCosts(tuple(10.0 + 0.01 * n for n in range(32)), draft_ms=0.01))
+    found = own_head(header, LoadOptions(), machine)
+    kept = snapshots(header, LoadOptions(draft_path=str(file)))
+    assert found is not None and 0 < kept < 31
+    assert {one.depth for one in found.expected.gains} == {kept}
 
 
 def test_models_of_the_catalog_say_what_their_heads_take_and_gain() -> None:
