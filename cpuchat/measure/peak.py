@@ -105,9 +105,10 @@ def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> P
     as an answer may exceed an estimate."""
     if not cpus:
         return None
+    if (found := known(cpus, policy, root=root)) is not None:
+        return found
     on = on_cores(cpus, policy, root)
-    estimate = max(usual_read(read_topology(root), cpus), _of_some(on))
-    return known(cpus, policy, root=root) or Peak(estimate, on.cores, estimated=True)
+    return Peak(max(usual_read(read_topology(root), cpus), _of_some(on)), on.cores, estimated=True)
 
 
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:

@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.hardware.diagnostics import examine, gather_facts
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.placement.placement import PlacementSpec, candidates, place
 from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
 from cpuchat.present.machine import nodes_words
@@ -158,6 +158,7 @@ def test_nodes_of_cores_without_memory(tmp_path: Path) -> None:
     facts = gather_facts(refused=lambda _: "", counts=False, root=root)
     assert facts.placement is not None and len(facts.placement.cpus) == 24
     assert facts.placement.memory_policy.words == "interleave:1-2"
+    assert candidates(facts.topology)[0].reason == "All 24 cores, shared, with memory interleaved over 2 nodes."
     found = next(one for one in examine(facts) if one.title == "NUMA nodes without memory")
     assert "2 nodes (0,3)" in found.evidence and "node:1-2" in found.fix
     words = nodes_words(facts.topology, facts.free_on)

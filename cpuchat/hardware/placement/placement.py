@@ -213,7 +213,7 @@ class PlacementCandidate:
 def candidates(topology: Topology) -> list[PlacementCandidate]:
     """Return the placements that this machine allows; the recommended one, to begin with, comes first."""
     spec = PlacementSpec(draft_cores="shared")
-    ways = [(SHARED, spec, _why_shared(topology, place(topology, spec).cpus))]
+    ways = [(SHARED, spec, _why_shared(topology, place(topology, spec)))]
     groups = sorted({core.l3 for core in topology.allowed_cores if core.l3 is not None})
     if len(groups) > 1:
         group = topology.l3_groups[groups[-1]]
@@ -265,9 +265,9 @@ def offered(topology: Topology, used: Iterable[PlacementSpec]) -> list[Placement
     return [replace(one, spec=words.get(where(one.placement), one.spec)) for one in candidates(topology)]
 
 
-def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
+def _why_shared(topology: Topology, placed: Placement) -> str:
+    cpus, nodes = placed.cpus, placed.memory_policy.nodes
     n, all_cores = len(cpus), len(topology.allowed_cores)
-    nodes = {node for cpu in cpus if (node := topology.node_of(cpu)) is not None}
     who = f"All {n} cores, shared"
     if topology.quota is not None and topology.quota < all_cores:
         return f"{n} of {all_cores} cores, shared: the cgroup CPU quota is {topology.quota:g}."

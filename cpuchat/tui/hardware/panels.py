@@ -16,6 +16,7 @@ from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSp
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import plural
 from cpuchat.tui.widgets.charts import bar
 from cpuchat.tui.widgets.model_list import label_table
 
@@ -112,7 +113,8 @@ class PlacementList(OptionList):
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
             draft = len({*offer.placement.draft_cpus} - {*offer.placement.cpus})
-            threads = f"{len(offer.placement.cpus)}{f' + {draft}' if draft else ''} threads"
+            n = len(offer.placement.cpus)
+            threads = f"{n} + {draft} threads" if draft else plural(n, "thread")
             note = "needs draft · " if offer.placement.draft_cpus and not self._has_draft else ""
             rows.append(self._row(offer.name, offer.spec, f"{note}{threads}", not number, width))
         for spec in self._others:

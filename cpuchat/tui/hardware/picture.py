@@ -25,10 +25,10 @@ NAMES = {
     "target": "for the model", "draft": "for the draft model", "free": "unused", "off": "not allowed",
     "busy": "busy with other programs",
 }  # fmt: skip
-ROOMY = 30
-"""Rows of a terminal from which a blank one parts the legend from the picture."""
+ROOMY, AIRY = 30, 45
+"""Rows of a terminal from which a blank one parts the legend from the picture, and all rows of that."""
 PARTS = (*CELLS, "label", "link")
-_GAP, _FEW = 3, 2
+_GAP, _FEW, _NUMBERED = 3, 2, 70
 ROOMY_ROWS = 8
 """Maximum number of rows at which cells are drawn with siblings and gaps, unless told otherwise."""
 
@@ -70,7 +70,7 @@ def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS
     blocks = _blocks(topology)
     gutter = max(len(name) for block in blocks for name in block.names) + _GAP if any(b.names for b in blocks) else 0
     rows: list[Line] = []
-    details = [(" ", True, True), (" ", True, False), (" ", False, False), ("", False, False)]
+    details = [(" ", True, width >= _NUMBERED), (" ", True, False), (" ", False, False), ("", False, False)]
     for gap, smt, numbered in details if topology.smt else [details[0], *details[2:]]:
         rows = []
         for index, block in enumerate(blocks):
@@ -215,6 +215,8 @@ class MachinePicture(Static):
             return
         self._shown = shown
         lines = picture(*shown)
+        if self.app.size.height >= AIRY and len(lines) <= ROOMY_ROWS:
+            lines = [line for row in lines for line in (row, list[tuple[str, str]]())]
         lines += [*([[]] if self.app.size.height >= ROOMY else []), legend(topology, use, lines)]
         styles = {part: self.get_component_rich_style(f"machine--{part}", partial=True) for part in PARTS}
         self.update(Text("\n").join(Text.assemble(*((text, styles[part]) for text, part in line)) for line in lines))

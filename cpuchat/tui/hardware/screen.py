@@ -32,6 +32,7 @@ from cpuchat.hardware.placement.placement import (
 )
 from cpuchat.hardware.sysfs import clock
 from cpuchat.hardware.topology import ROOT
+from cpuchat.measure import store
 from cpuchat.measure.peak import SLICE, WINDOWS, Cancelled, known_of, one_at_a_time, sets_of, slices
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
@@ -55,6 +56,7 @@ class MachineReader:
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         self._busy = BusyCores(root)
+        self._stamp: object = None  # of what was measured
 
     def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
         """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried."""
@@ -73,7 +75,9 @@ class MachineReader:
         placed = facts.placement
         if placed is None:
             return facts
-        peaks = known_of(facts.topology, placed.cpus, placed.memory_policy.words, root=self.root)
+        peaks, before, self._stamp = facts.peaks, self._stamp, store.stamp()
+        if self._stamp != before:  # estimates read the whole topology
+            peaks = known_of(facts.topology, placed.cpus, placed.memory_policy.words, root=self.root)
         return dataclasses.replace(facts, peaks=peaks, clock=clock(self.root, placed.cpus))
 
     def measure(self, facts: DiagnosticFacts, cancelled: Cancelled) -> Iterator[str]:
