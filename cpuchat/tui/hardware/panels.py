@@ -59,7 +59,9 @@ class BandwidthBars(Static):
                 line.append(filled, self._style("now" if one.now and part == "fill" else part))
             lines.append(line.append(f" {one.note}", self._style("dim")))
         if facts.theoretical is not None:
-            peak = f"{units.bandwidth(facts.theoretical.bytes_per_s)} GB/s theoretical peak, {facts.theoretical.source}"
+            one = facts.theoretical
+            assumed = f"({one.channels} × {one.speed_mt} MT/s, assumed)"
+            peak = f"{units.bandwidth(one.bytes_per_s)} GB/s theoretical peak {assumed}"
             lines.append(Text.assemble(("  ╎ ", self._style("peak")), (peak, self._style("dim"))))
         self.update(Text("\n").join([*lines, Text(f"  {told or machine.how_known(facts, AGAIN)}")]))
 

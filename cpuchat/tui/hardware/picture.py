@@ -73,9 +73,10 @@ def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS
     details = [(" ", True, width >= _NUMBERED), (" ", True, False), (" ", False, False), ("", False, False)]
     for gap, smt, numbered in details if topology.smt else [details[0], *details[2:]]:
         rows = []
-        for index, block in enumerate(blocks):
-            some = [one.numbered() for one in block.groups] if numbered else block.groups
-            lines = _block_rows(some, topology, use, max(width - gutter, 12), gap, smt)
+        groups = [[one.numbered() if numbered else one for one in block.groups] for block in blocks]
+        label = max(len(one.name) for some in groups for one in some) + 2
+        for index, (block, some) in enumerate(zip(blocks, groups, strict=True)):
+            lines = _block_rows(some, label, topology, use, max(width - gutter, 12), gap, smt)
             lines += [[] for _ in range(len(block.names) - len(lines))]
             names = [*block.names, *[""] * (len(lines) - len(block.names))]
             if index and gutter and (len(lines) > 1 or block.opens_socket):
@@ -152,9 +153,10 @@ def _blocks(topology: Topology) -> list[_Block]:
     return blocks
 
 
-def _block_rows(groups: Sequence[_Group], topology: Topology, use: Use, room: int, gap: str, smt: bool) -> list[Line]:
+def _block_rows(
+    groups: Sequence[_Group], label: int, topology: Topology, use: Use, room: int, gap: str, smt: bool
+) -> list[Line]:
     """Draw the groups of a block in columns as wide as the widest; groups that share a fabric link stand together."""
-    label = max(len(group.name) for group in groups) + 2
     drawn: list[list[Line]] = []
     for group in groups:
         lines: list[Line] = [[]]
@@ -189,10 +191,9 @@ def _cells(cores: Sequence[Core], allowed: Collection[int], use: Use, smt: bool)
     """Yield a cell for each core; performance and efficiency cores apart, with a letter before."""
     for kind, letter in (("performance", "P "), ("", ""), ("efficient", "E ")):
         some = [core for core in cores if core.kind == kind]
-        if some and letter:
-            yield [(f"{'  ' if kind == 'efficient' and len(some) < len(cores) else ''}{letter}", "label")]
-        for core in some:
-            yield use.cell(core, allowed, smt)
+        lead = f"{'  ' if kind == 'efficient' and len(some) < len(cores) else ''}{letter}"
+        for number, core in enumerate(some):
+            yield [("" if number else lead, "label"), *use.cell(core, allowed, smt)]
 
 
 def _width(line: Line) -> int:

@@ -75,7 +75,7 @@ async def test_a_measured_bandwidth_and_counters_are_shown(tmp_path: Path) -> No
         text = " ".join(app.screen_text.split())
         for name, rate in (("1 core", 25), ("1 L3 group", 50), ("all 32 cores", 367), ("now", 288)):
             assert f"{name} {rate} GB/s █" in text
-        assert "80 % of the theoretical peak" in text and "461 GB/s theoretical peak, assumed: 12 channels" in text
+        assert "80 % of the theoretical peak" in text and "461 GB/s theoretical peak (12 × 4800 MT/s, assumed)" in text
         assert "memory traffic: 288 GB/s now, umc, whole machine · power: 214.5 W, rapl" in text
 
 
