@@ -19,12 +19,12 @@ from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoret
 from cpuchat.hardware.counters import Kernel
 from cpuchat.hardware.knobs import Knob, container, read_knobs
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.memory import available_bytes, meminfo
+from cpuchat.hardware.memory import available_bytes, available_on, meminfo
 from cpuchat.hardware.monitor import counter_states
 from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
-from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.sysfs import Clock, clock, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
@@ -40,6 +40,7 @@ class DiagnosticFacts:
     """The machine at one moment, the placement that the settings want, and the model in use; sizes in bytes. "", 0 and
     None mean unknown or absent.
 
+    `clock` is that of the cores of `placement`, `free_on` the memory available by node, of several.
     `placement` is what the settings mean here, None where they cannot be applied, as `problems` say by field;
     `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute.
     `engine_error` is why there is no engine."""
@@ -48,6 +49,8 @@ class DiagnosticFacts:
     spec: PlacementSpec = _DEFAULT
     model: str = ""
     model_bytes: int = 0
+    clock: Clock | None = None
+    free_on: Mapping[int, int] = field(default_factory=dict[int, int])
     placement: Placement | None = None
     problems: Mapping[str, str] = field(default_factory=dict[str, str])
     policy_refused: str = ""
@@ -107,6 +110,8 @@ def gather_facts(
         spec=spec,
         model=model,
         model_bytes=model_bytes,
+        clock=clock(root, cpus),
+        free_on={n.number: available_on((n.number,), root) or 0 for n in topology.nodes if len(topology.nodes) > 1},
         placement=placement,
         problems=problems,
         policy_refused=refused(policy) if placement is not None and placement.memory_policy.places else "",
@@ -144,6 +149,7 @@ class Finding:
 
 UNVERIFIED: Final = "Virtual machine: the topology is unverified"
 """The title of what nobody can do anything about from inside."""
+UNMEASURED: Final = "The read bandwidth has not been measured"
 
 
 def cores(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -261,7 +267,7 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     peak = facts.peaks.all_cores
     if peak is None or peak.estimated:
         yield Finding(
-            "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
+            "advice", UNMEASURED, "bandwidth utilization and ceilings need it",
             "`cpuchat probe` measures it in about 30 seconds; so does an idle chat.",
         )  # fmt: skip
         return
@@ -296,6 +302,11 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
 def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report how firmware divides the memory of AMD servers: as measured, NPS1 is best for one model, NPS0 worst."""
     machine = facts.topology
+    if any(node.memory for node in machine.nodes) and (empty := [n for n in machine.cpu_nodes if not n.memory]):
+        numbers, usable = (format_cpu_list([n.number for n in some]) for some in (empty, {*machine.nodes} - {*empty}))
+        evidence = f"the cores of {units.plural(len(empty), 'node')} ({numbers}) read the memory of others"
+        fix = f"Put modules into their channels, or compare the cores beside memory: engine.cores node:{usable}."
+        yield Finding("advice", "NUMA nodes without memory", evidence, fix)
     if machine.virtual or "EPYC" not in machine.model:
         return
     count, sockets = len(machine.cpu_nodes), len(machine.packages)

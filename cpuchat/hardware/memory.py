@@ -29,11 +29,13 @@ def meminfo(root: Path = ROOT) -> dict[str, int]:
 
 
 def _limits(root: Path) -> list[tuple[int, int]]:
-    """(limit, used without reclaimable cache) in bytes of every group that has a limit."""
+    """(limit, used without reclaimable cache) in bytes of every group that has a limit. Above `memory.high` nothing is
+    killed, but the kernel drops pages of the weights as fast as they are read."""
     limits: list[tuple[int, int]] = []
     for folder in cgroup_folders(root):
-        limit, used = read_number(folder / "memory.max"), read_number(folder / "memory.current")
-        if limit is not None and used is not None:
+        both = (read_number(folder / f"memory.{name}") for name in ("max", "high"))
+        limit = min((one for one in both if one is not None), default=None)
+        if limit is not None and (used := read_number(folder / "memory.current")) is not None:
             limits.append((limit, max(used - _stat(folder, "inactive_file", "active_file", "slab_reclaimable"), 0)))
     for folder in cgroup_folders(root, "memory"):
         limit = read_number(folder / "memory.limit_in_bytes")

@@ -110,11 +110,13 @@ class Cache(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A NUMA node; `memory` in bytes (0: unknown). Without CPUs it is memory alone (CXL, HBM)."""
+    """A NUMA node; `memory` in bytes (0: none, or unknown). Without CPUs it is memory alone (CXL, HBM). `distances` to
+    all nodes online, ascending, as the firmware ranks them (10: itself)."""
 
     number: int
     cpus: tuple[int, ...]
     memory: int
+    distances: tuple[int, ...] = ()
 
 
 def cpuinfo_values(root: Path) -> dict[str, str]:
@@ -162,13 +164,32 @@ def own_cpus() -> tuple[int, ...]:
     return tuple(range(psutil.cpu_count(logical=True) or 1))
 
 
-def online_cpus(root: Path) -> tuple[int, ...]:
-    """Return CPUs that run: the file `online`, else the folders that have a topology."""
+def online_cpus(root: Path, allowed: Collection[int] = ()) -> tuple[int, ...]:
+    """Return CPUs that run: the file `online`, else the folders that have a topology. In a container lxcfs counts that
+    file's CPUs from 0, whichever they are: then it lacks some of the `allowed`, and says nothing."""
     base = root / CPUS
     listed = parse_cpu_list(read_text(base / "online"))
-    if listed:
+    if listed and {*allowed} <= {*listed}:
         return listed
-    return tuple(sorted(n for n, folder in numbered(base, "cpu") if (folder / "topology").is_dir()))
+    return tuple(sorted(n for n, folder in numbered(base, "cpu") if (folder / "topology").is_dir())) or listed
+
+
+class Clock(NamedTuple):
+    """Clocks of some CPUs in kHz: the slowest and the fastest now, and the highest that any may have (0: unknown)."""
+
+    low: int
+    high: int
+    highest: int
+
+
+def clock(root: Path, cpus: Collection[int]) -> Clock | None:
+    """Return the clocks of these CPUs; None where the system does not tell, as in most virtual machines."""
+
+    def read(file: str) -> list[int]:
+        return [n for cpu in cpus if (n := read_number(root / CPUS / f"cpu{cpu}/cpufreq/{file}"))]
+
+    now = read("scaling_cur_freq")
+    return Clock(min(now), max(now), max(read("cpuinfo_max_freq"), default=0)) if now else None
 
 
 def numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
@@ -211,7 +232,8 @@ def nodes(root: Path) -> list[Node]:
     for number, folder in folders:
         memory = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", read_text(folder / "meminfo"))
         cpus = parse_cpu_list(read_text(folder / "cpulist"))
-        found.append(Node(number, cpus, int(memory[1]) * 1024 if memory else 0))
+        distances = tuple(int(word) for word in read_text(folder / "distance").split() if word.isdecimal())
+        found.append(Node(number, cpus, int(memory[1]) * 1024 if memory else 0, distances))
     return found
 
 

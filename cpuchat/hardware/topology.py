@@ -61,7 +61,8 @@ class L3Group:
 class Topology:
     """The machine, and what of it this process may use.
 
-    The first six fields are those of `sysfs.CpuInfo`. `fabric_links` holds for each fabric link the L3 groups (by
+    The first six fields are those of `sysfs.CpuInfo`. `l2` are bytes and cores of an L2 cache by kind of core.
+    `fabric_links` holds for each fabric link the L3 groups (by
     index) behind it. `online` are all running CPUs, `allowed` those of this process, `allowed_nodes` the nodes that it
     may take memory from. `quota`: the cgroup's CPU quota in CPUs (None: unlimited). `memory_total` is the machine's,
     `memory_limit` the cgroup's (None: unlimited), in bytes. `virtual` is the evidence for a virtual machine, "" for
@@ -74,6 +75,7 @@ class Topology:
     architecture: str = ""
     flags: frozenset[str] = frozenset()
     cores: tuple[Core, ...] = ()
+    l2: tuple[tuple[str, int, int], ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
     nodes: tuple[Node, ...] = ()
     packages: tuple[int, ...] = (0,)
@@ -180,10 +182,10 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     info = sysfs.read_cpuinfo(root)
     if not (root / sysfs.CPUS).is_dir():
         return _without_sysfs(root, info, allowed)
-    online = sysfs.online_cpus(root)
     if allowed is None:
-        allowed = sysfs.own_cpus() if root == ROOT else sysfs.allowed_list(root, "Cpus_allowed_list") or online
-    mine = tuple(sorted(set(allowed)))
+        allowed = sysfs.own_cpus() if root == ROOT else sysfs.allowed_list(root, "Cpus_allowed_list")
+    online = sysfs.online_cpus(root, allowed)
+    mine = tuple(sorted(set(allowed))) or online
     # A CPU without topology files counts as a separate core.
     online = online or mine or (0,)
     mine = tuple(cpu for cpu in mine if cpu in set(online)) or mine or online
@@ -202,6 +204,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     return Topology(
         **info._asdict(),
         cores=cores,
+        l2=_l2(root, cores),
         l3_groups=groups,
         nodes=nodes,
         packages=tuple(sorted({core.package for core in cores})),
@@ -235,6 +238,18 @@ def _cores(root: Path, online: tuple[int, ...], nodes: tuple[Node, ...], vendor:
     if not efficient:
         return tuple(cores)
     return tuple(replace(c, kind="efficient" if c.cpus[0] in efficient else "performance") for c in cores)
+
+
+def _l2(root: Path, cores: tuple[Core, ...]) -> tuple[tuple[str, int, int], ...]:
+    """Return (kind, bytes, cores that share it) of the L2 cache of the first core of each kind."""
+    firsts = {core.kind: core.cpus[0] for core in reversed(cores)}
+    found = (
+        (kind, cache)
+        for kind, cpu in sorted(firsts.items(), reverse=True)
+        for cache in sysfs.caches(root, cpu)
+        if cache.level == 2
+    )
+    return tuple((kind, one.size, sum(not {*one.cpus}.isdisjoint(c.cpus) for c in cores)) for kind, one in found)
 
 
 def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[tuple[Core, ...], list[L3Group]]:

@@ -28,7 +28,7 @@ from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.measure import store
-from cpuchat.measure.subject import on_cores
+from cpuchat.measure.subject import Subject, on_cores
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.machine import Peak, Peaks
 from cpuchat.telemetry.units import plural
@@ -90,13 +90,14 @@ def known(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak
     found = store.find(on_cores(cpus, policy, root), WHAT, float) if cpus else None
     if found is None or not found.value > 0:
         return None
-    best = found.value
-    if found.disturbed:  # all of them read at least what some of them do
-        on = found.subject
-        some = [one for one in store.find_all(WHAT, float) if set(one.subject.cores) < set(on.cores)]
-        rates = [one.value for one in some if msgspec.structs.replace(one.subject, cores=on.cores) == on]
-        best = max(best, *rates, 0.0)
+    best = max(found.value, _of_some(found.subject)) if found.disturbed else found.value
     return Peak(best, found.subject.cores, found.disturbed)
+
+
+def _of_some(on: Subject) -> float:
+    """Return the most that was measured of some of these cores: all of them read at least as much."""
+    some = (one for one in store.find_all(WHAT, float) if set(one.subject.cores) < set(on.cores))
+    return max((one.value for one in some if msgspec.structs.replace(one.subject, cores=on.cores) == on), default=0.0)
 
 
 def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak | None:
@@ -104,8 +105,10 @@ def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> P
     as an answer may exceed an estimate."""
     if not cpus:
         return None
-    estimate = usual_read(read_topology(root), cpus)
-    return known(cpus, policy, root=root) or Peak(estimate, tuple(sorted(set(cpus))), estimated=True)
+    if (found := known(cpus, policy, root=root)) is not None:
+        return found
+    on = on_cores(cpus, policy, root)
+    return Peak(max(usual_read(read_topology(root), cpus), _of_some(on)), on.cores, estimated=True)
 
 
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:
@@ -283,6 +286,21 @@ def survey(
         found[some] = measure(some, policy=policy, root=root)
         keep(found[some], policy, root=root)
     return {name: found[some] for name, some in sets.items()}
+
+
+def slices(
+    sets: Collection[tuple[int, ...]],
+    policy: str = "",
+    *,
+    cancelled: Cancelled = lambda: False,
+    root: Path = ROOT,
+) -> Iterator[tuple[int, ...]]:
+    """Measure and keep these sets of cores in slices of under a second, in turn, until each had its windows; yield the
+    set before each. Beside other programs a figure is the least. Raises ProbeFailed and Interrupted as `measure`."""
+    for _ in range(WINDOWS // SLICE):
+        for some in sets:
+            yield some
+            keep_slice(measure(some, rounds=SLICE, policy=policy, cancelled=cancelled, root=root), policy, root=root)
 
 
 def known_of(topology: Topology, cpus: Collection[int] = (), policy: str = "", *, root: Path = ROOT) -> Peaks:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.costs.model import ALIKE, bytes_read, pass_cost
+from cpuchat.costs.model import ALIKE, PassCost, bytes_read, pass_cost
 from cpuchat.models.fit import (
     PROCESS_BYTES,
     MemoryNeed,
@@ -92,13 +92,15 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
     tokens in the context; `tok_s` is None if not known, as `limit_tok_s`, which reading memory allows, is where no
     bandwidth was measured or caches hold the weights. `basis` says what the speed is based on, or why there is none.
     `low_tok_s` is the low end of the range of `tok_s`, equal to it where that is no rough estimate.
-    `context_that_fits` is the longest context in tokens (0: not even a short one, or not known).
+    `cost` is what the parts of a pass take. `context_that_fits` is the longest context in tokens (0: not even a short
+    one, or not known).
     """
 
     bytes_per_token: int
     tok_s: float | None = None
     low_tok_s: float | None = None
     limit_tok_s: float | None = None
+    cost: PassCost | None = None
     basis: str = ""
     scalar_type: str = ""
     context_that_fits: int = 0
@@ -229,6 +231,7 @@ def _judged(
         why_not = why_slow(found.scalar_type) if found.scalar_type else machine.peak_source
         return msgspec.structs.replace(found, basis=TOO_LARGE if found.verdict == "too large" else why_not)
     cost = pass_cost(machine.profile, work, 1, n_past)
+    own_cost = PassCost(factor * cost.fixed, factor * cost.read, factor * cost.compute)
     rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
     own = f"; × {1 / factor:.2f} by passes of its own" if abs(factor - 1) > _MUCH else ""
     basis = f"{rate} GB/s ({machine.source}) ÷ {units.size(found.bytes_per_token)} per token; "
@@ -237,9 +240,9 @@ def _judged(
     is_limited = not machine.estimated and work.weight_bytes > machine.cache_bytes
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
     limit = reads / found.bytes_per_token if is_limited else None
-    tok_s = 1 / (factor * cost.seconds)
+    tok_s = 1 / own_cost.seconds
     low = (1 - ROUGH) * tok_s if machine.rough else tok_s
-    return msgspec.structs.replace(found, tok_s=tok_s, low_tok_s=low, limit_tok_s=limit, basis=basis)
+    return msgspec.structs.replace(found, tok_s=tok_s, low_tok_s=low, limit_tok_s=limit, cost=own_cost, basis=basis)
 
 
 def spare_bytes(total: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cpuchat.measure.peak import ReadBandwidth
     from cpuchat.models.kernels import MeasuredProducts
     from cpuchat.models.library.library import Library
+    from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
     from cpuchat.telemetry.meter import ChatFigures
 
@@ -45,8 +47,8 @@ class Now:
     """The state that changes while the hardware screen is open. None and "" are "unknown".
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
-    are on in the settings. `answered` as of `last_answer`. `passes` as of `passes_measured` and `speed` as of
-    `model_rows` are empty while they are being read.
+    are on in the settings. `answered` as of `last_answer`; `traffic` in bytes per second, and what counts it. `passes`
+    as of `passes_measured` and `speed` as of `model_rows` are empty while they are being read.
     """
 
     model: ModelInfo | None = None
@@ -60,6 +62,7 @@ class Now:
     cpu_module: str = ""
     kernels: str = ""
     answered: tuple[Row, ...] = ()
+    traffic: tuple[float, str] | None = None
     speed: tuple[Row, ...] = ()
 
 
@@ -76,54 +79,62 @@ def title(facts: DiagnosticFacts) -> str:
     return " · ".join(parts)
 
 
-def rows(facts: DiagnosticFacts, now: Now) -> list[Row]:
-    """Return all rows of the hardware screen about the machine and the worker on it."""
-    from cpuchat.hardware.diagnostics import examine
+def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the hardware screen about the model and what would help it, and about the machine."""
+    from cpuchat.hardware.diagnostics import UNMEASURED, examine
 
-    topology, model = facts.topology, now.model
+    model, engine = now.model, now.engine
     huge_pages = next((knob.state for knob in facts.knobs if knob.name == "huge pages"), "")
-    policy, (traffic, power) = "no worker running", _counted(now)
-    if now.engine is not None:
-        policy = now.engine.memory_policy or "local"
-        refused = now.engine.policy_refused
-        policy += f" · requested policy rejected: {refused}" if refused else ""
-    found = [
-        ("cores", cores_in_use(topology, model.cpus if model is not None else ())),
+    policy = "no worker running"
+    if engine is not None:
+        refused = f" · requested policy rejected: {engine.policy_refused}" if engine.policy_refused else ""
+        policy = (engine.memory_policy or "local") + refused
+    of_model = [
         *now.speed[:1],
         *now.answered,
         *now.speed[1:],
-        ("read bandwidth", read_bandwidth(facts)),
-        ("theoretical peak", theoretical_peak(topology, facts.theoretical)),
-        *improvements(examine(facts, beside=model is not None)),
-        ("memory", memory_words(topology, facts.available)),
+        *improvements([one for one in examine(facts, beside=model is not None) if one.title != UNMEASURED]),
         ("weights", _weights(now)),
-        *([("passes", now.passes)] if now.passes else []),
-        *([("CPU module", now.cpu_module)] if now.cpu_module else []),
-        *([("kernels", now.kernels)] if now.kernels else []),
-        *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
-        ("memory policy", policy + (f" · huge pages {huge_pages}" if huge_pages else "")),
-        ("memory traffic", traffic),
-        ("power", power),
+        ("kernels", now.kernels),
+        ("CPU module", now.cpu_module),
+        ("saved KV", kept_states(model)),
+        ("passes", now.passes),
     ]
-    return found + [("" if number else "note", note) for number, note in enumerate(topology.notes)]
+    of_machine = [
+        *_topology(facts, model.cpus if model is not None else ()),
+        ("memory policy", policy + (f" · huge pages {huge_pages}" if huge_pages else "")),
+        ("counters", _counted(now)),
+        *(("" if number else "note", note) for number, note in enumerate(facts.topology.notes)),
+    ]
+    return [row for row in of_model if row[1]], of_machine
+
+
+def _topology(facts: DiagnosticFacts, cpus: Collection[int] = ()) -> list[Row]:
+    topology = facts.topology
+    found = [
+        ("cores", cores_in_use(topology, cpus)),
+        ("caches", caches_words(topology)),
+        ("clock", clock_words(facts)),
+        ("memory", memory_words(topology, facts.available)),
+        ("nodes", nodes_words(topology, facts.free_on)),
+    ]
+    return [row for row in found if row[1]]
 
 
 def cores_in_use(topology: Topology, cpus: Collection[int] = ()) -> str:
-    """`8 of 8 cores in use, CPUs 0-7 · 2 L3 groups × 16 MB · SMT unused`: by logical CPUs; none: what there is."""
+    """`8 of 8 cores in use, CPUs 0-7 · SMT unused`: by logical CPUs; none: what there is."""
     from cpuchat.hardware.lists import format_cpu_list
 
     total, allowed = len(topology.cores), len(topology.allowed_cores)
     words = [plural(total, "core")]
     if cpus:
         words = [f"{topology.n_cores(cpus)} of {plural(total, 'core')} in use, CPUs {format_cpu_list(cpus)}"]
+    kinds = Counter(core.kind for core in topology.cores if core.kind)
+    words += [" + ".join(f"{n} {kind}" for kind, n in kinds.items())] if kinds else []
     if allowed < total:
         words.append(f"{allowed} allowed for this process")
     if topology.quota is not None:
         words.append(f"cgroup CPU quota: {topology.quota:g}")
-    sizes, n_groups = {group.size for group in topology.l3_groups}, len(topology.l3_groups)
-    size = f"{sizes.pop() >> 20} MB" if len(sizes) == 1 and 0 not in sizes else ""
-    groups = f"{n_groups} L3 groups{f' × {size}' if size else ''}"
-    words += [groups] if n_groups > 1 else [f"L3 {size}"] if size else []
     if topology.smt:
         twice = sum(len({*cpus}.intersection(core.cpus)) > 1 for core in topology.cores)
         smt = "SMT unused" if cpus else "SMT"
@@ -131,14 +142,57 @@ def cores_in_use(topology: Topology, cpus: Collection[int] = ()) -> str:
     return " · ".join(words)
 
 
+def caches_words(topology: Topology) -> str:
+    """`L2 512 KB per core · L3 32 MB per 4 cores, 512 MB in all`, in binary units, as CPUs are sold."""
+
+    def binary(n_bytes: int) -> str:
+        return f"{n_bytes / (1 << 20):.3g} MB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KB"
+
+    def per(n_cores: int, kind: str = "") -> str:
+        return f"per {f'{n_cores} ' if n_cores > 1 else ''}{kind}{' ' if kind else ''}core{'s' if n_cores > 1 else ''}"
+
+    l2 = [f"{binary(size)} {per(n, kind)}" for kind, size, n in topology.l2 if size]
+    words = [f"L2 {', '.join(l2)}"] if l2 else []
+    known = [group for group in topology.l3_groups if group.size]
+    kinds = dict.fromkeys((group.size, len(group.cores)) for group in known)
+    in_all = f", {binary(sum(group.size for group in known))} in all" if len(known) > 1 else ""
+    words += [" and ".join(f"L3 {binary(size)} {per(n)}" for size, n in kinds) + in_all] if kinds else []
+    return " · ".join(words)
+
+
+def clock_words(facts: DiagnosticFacts) -> str:
+    """`3.10–3.70 GHz now, 3.80 at most · governor performance · boost on`; "" where the system does not tell."""
+    one, settings = facts.clock, [knob for knob in facts.knobs if knob.name in ("governor", "boost") and knob.state]
+    words = [f"{knob.name} {knob.state}" for knob in settings]
+    if one is not None:
+        low, high = (f"{khz / 1e6:.2f}" for khz in one[:2])
+        most = f", {one.highest / 1e6:.2f} at most" if one.highest else ""
+        words.insert(0, f"{low if low == high else f'{low}–{high}'} GHz now{most}")
+    return " · ".join(words)
+
+
 def memory_words(topology: Topology, available: int) -> str:
-    """`540 GB, 512 GB available · node 0 270, node 1 270 GB · cgroup memory limit: 64.0 GB`."""
+    """`540 GB, 512 GB available · cgroup memory limit: 64.0 GB`."""
     words = [f"{gigabytes(topology.memory_total)} GB, {gigabytes(available)} GB available"]
-    if len(nodes := [node for node in topology.nodes if node.memory]) > 1:
-        words.append(", ".join(f"node {node.number} {gigabytes(node.memory)}" for node in nodes) + " GB")
     if topology.memory_limit is not None:
         words.append(f"cgroup memory limit: {gigabytes(topology.memory_limit)} GB")
     return " · ".join(words)
+
+
+def nodes_words(topology: Topology, free: Mapping[int, int]) -> str:
+    """`0: 206 of 275 GB available, 1: no memory · distance 32 (10: itself)`; "" for a single node."""
+    if len(topology.nodes) < 2:
+        return ""
+    each = [
+        f"{node.number}: {gigabytes(free.get(node.number, 0))} of {gigabytes(node.memory)} GB available"
+        if node.memory else f"{node.number}: no memory" for node in topology.nodes
+    ]  # fmt: skip
+    far = sorted({d for node in topology.nodes for d in node.distances if d > _ITSELF})
+    words = f" · distance{'s' if len(far) > 1 else ''} {', '.join(map(str, far))} (10: itself)" if far else ""
+    return f"{', '.join(each)}{words}"
+
+
+_ITSELF = 10  # distance of a node from itself, by ACPI
 
 
 def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> list[Row]:
@@ -158,8 +212,35 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
     measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
     (label, predicted), *limit = speed_rows(found, tuned.of(path).at_least)
     rows = [("model", f"{library.alias(path) or header.name} {header.quantization}"), (label, measured)]
-    rows += [("predicted" if measured else label, predicted), *limit, ("needs", found.explained)]
+    rows += [("predicted" if measured else label, predicted), *limit]
+    rows += [("missing", missing(found, used.plain_tok_s)), ("needs", found.explained)]
     return [(label, clean_line(text)) for label, text in rows if text]
+
+
+def missing(found: Prediction, measured: float) -> str:
+    """Return what keeps a model from its limit: of the time that a token takes without drafts, as measured (0: as
+    predicted), reading at the peak is the limit; what computing adds is predicted.
+
+    `26 %: a token takes 25.0 ms, 18.5 reading, 4.4 computing, 1.0 between layers, 1.1 unexplained`.
+    """
+    is_rough = found.cost is None or found.low_tok_s != found.tok_s
+    rate = measured or (0.0 if is_rough else found.tok_s or 0.0)
+    if found.limit_tok_s is None or found.cost is None or not rate:
+        return ""
+    takes, reading = 1e3 / rate, 1e3 / found.limit_tok_s
+    rest = max(takes - reading, 0.0)
+    computing = 0.0 if is_rough else min(1e3 * found.cost.compute, rest)
+    layers = 0.0 if is_rough else min(1e3 * found.cost.fixed, rest - computing)
+    unknown = "computing and waiting" if is_rough else "unexplained, such as other programs: `cpuchat why`"
+    parts = {"reading": reading, "computing": computing, "between layers": layers, unknown: rest - computing - layers}
+    words = [f"{ms:.1f} {what}" for what, ms in parts.items() if ms >= _TOLD * takes]
+    if len(words) < 2:
+        return "nothing: only drafts, fewer bits or more bandwidth make it faster"
+    return f"{100 * rest / takes:.0f} %: a token takes {takes:.1f} ms, {', '.join(words)}"
+
+
+_TOLD = 0.02
+"""Share of a token's time from which a part of it is told."""
 
 
 def last_answer(figures: ChatFigures) -> tuple[Row, ...]:
@@ -195,19 +276,48 @@ def measured_sets(all_cores: _R, one_core: _R | None = None, l3_group: _R | None
 
 def read_bandwidth(facts: DiagnosticFacts) -> str:
     """`1 core 25, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
+    found, _ = bandwidth_bars(facts)
+    words = ", ".join(f"{bar.name} {'≈' if bar.estimated else ''}{bandwidth(bar.rate)}" for bar in found)
+    return f"{words} GB/s · {how_known(facts)}" if found else how_known(facts)
+
+
+def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it (30 s)") -> str:
+    """Return how the read bandwidth is known, and `again`, what measures it, where that would tell more."""
     peak, known = facts.peaks.all_cores, facts.peaks
     if peak is None:
-        return "not measured: `cpuchat probe` measures it (about 30 s)"
+        return f"not measured: {again}"
     if peak.estimated:
-        return f"≈{bandwidth(peak.bytes_per_s)} GB/s · {peak.source} (`cpuchat probe`, 30 s)"
-    sets = measured_sets(peak, known.one_core, known.l3_group)
-    if len(sets) == 1 and len(peak.cpus) > 1:
-        return f"{bandwidth(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
-    words = ", ".join(f"{name} {bandwidth(one.bytes_per_s)}" for name, one in sets)
+        return f"{peak.source}: {again}"
     share = share_of_peak(peak, facts.theoretical)
     of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
-    rough = "at least: `cpuchat probe` measures it again" if any(one.at_least for _, one in sets) else ""
-    return " · ".join(filter(None, (f"{words} GB/s", of_peak, rough)))
+    sets = measured_sets(peak, known.one_core, known.l3_group)
+    rough = f"at least, other programs ran: {again}" if any(one.at_least for _, one in sets) else ""
+    return " · ".join(filter(None, (of_peak, rough))) or peak.source
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthBar:
+    """A read bandwidth in bytes per second: of a set of cores, or of the machine `now`; `note` says how it is known."""
+
+    name: str
+    rate: float
+    note: str = ""
+    estimated: bool = False
+    now: bool = False
+
+
+def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[BandwidthBar], float]:
+    """Return what is known of the read bandwidth, the most cores last, and the bytes per second of a whole bar."""
+    peaks, found = facts.peaks, list[BandwidthBar]()
+    if peaks.all_cores is not None:
+        for name, one in measured_sets(peaks.all_cores, peaks.one_core, peaks.l3_group):
+            note = "≈ estimated" if one.estimated else "at least" if one.at_least else ""
+            rate = min(one.bytes_per_s, peaks.all_cores.bytes_per_s)  # what fewer cores read at another time, all do
+            found.append(BandwidthBar(name, rate, note, one.estimated))
+    if now is not None and now.traffic is not None:
+        found.append(BandwidthBar("now", *now.traffic, now=True))
+    theoretical = facts.theoretical.bytes_per_s if facts.theoretical is not None else 0.0
+    return found, max([theoretical, *(bar.rate for bar in found)])
 
 
 def share_of_peak(peak: Peak | ReadBandwidth, theoretical: Theoretical | None) -> float | None:
@@ -273,19 +383,16 @@ def _weights(now: Now) -> str:
     return words.removeprefix("weights: ")
 
 
-def _counted(now: Now) -> tuple[str, str]:
+def _counted(now: Now) -> str:
     """Return the memory traffic and the power of the whole machine, each with its source or why it is not counted."""
-    if not now.counting:
-        return f"estimated · {_COUNTERS_OFF}", f"n/a: {_COUNTERS_OFF}"
-    if (sample := now.sample) is None:
-        return "opening counters…", "opening counters…"
-    traffic = f"estimated · {sample.no_bandwidth or 'no counter available'}"
+    if (sample := now.sample) is None or not now.counting:
+        return "opening counters…" if now.counting else _COUNTERS_OFF
+    traffic, power = f"n/a: {sample.no_bandwidth or 'no counter'}", f"n/a: {sample.no_power or 'no sensor'}"
     if (found := sample.bandwidth) is not None:
-        traffic = f"{bandwidth(found.total):>4} GB/s now · {found.source}, whole machine"
-    power = f"n/a: {sample.no_power or 'no sensor available'}"
+        traffic = f"{bandwidth(found.total):>4} GB/s now, {found.source}, whole machine"
     if sample.power is not None:
-        power = f"{sample.power.watts:5.1f} W · {sample.power.source}, CPU packages without DRAM"
-    return traffic, power
+        power = f"{sample.power.watts:5.1f} W, {sample.power.source}, CPU packages without DRAM"
+    return f"memory traffic: {traffic} · power: {power}"
 
 
 WIDTH = 100
@@ -341,11 +448,12 @@ def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
     if facts.model:
         chosen.append(f"model {facts.model}, {gigabytes(facts.model_bytes)} GB")
     used, engine = facts.placement, facts.engine
-    cores = f"n/a: {next(iter(facts.problems.values()), '')}"
+    (_, cores), *places = _topology(facts, used.cpus if used is not None else ())
     policy = facts.problems.get("memory_policy", "n/a")
-    if used is not None:
-        notes = " ".join(("", *used.notes))
-        cores = f"{cores_in_use(facts.topology, used.cpus)}. {used.reason}{notes}"
+    if used is None:
+        cores = f"n/a: {next(iter(facts.problems.values()), '')}"
+    else:
+        cores = " ".join((f"{cores}.", used.reason, *used.notes))
         policy = f"memory policy {used.memory_policy.words}: {used.policy_reason}"
     version = f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
     if engine is not None:
@@ -357,7 +465,7 @@ def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
     traffic, power = (one.value or f"n/a: {one.why.replace('`sudo', sudo)}" for one in counters)
     return [
         ("cores", cores),
-        ("memory", memory_words(facts.topology, facts.available)),
+        *places,
         *model,
         ("bandwidth", f"{read_bandwidth(facts)} · theoretical peak: {peak}"),
         ("NUMA", f"{facts.topology.nps_words} · {policy}"),

@@ -33,6 +33,14 @@ def test_version_2_limit_less_usage_and_cache_counts_as_free(tmp_path: Path) -> 
     assert memory.available_bytes(root) == 5 * GIB
 
 
+def test_above_memory_high_pages_are_dropped_as_fast_as_they_are_read(tmp_path: Path) -> None:
+    """A pod with memory QoS, or a systemd slice with MemoryHigh: nothing is killed, and nothing goes on."""
+    root = v2(write(tmp_path, MEMINFO), "/pod", {
+        "pod/memory.max": "max", "pod/memory.high": str(4 * GIB), "pod/memory.current": str(GIB),
+    })  # fmt: skip
+    assert (memory.total_bytes(root), memory.available_bytes(root)) == (4 * GIB, 3 * GIB)
+
+
 def test_version_1_limit(tmp_path: Path) -> None:
     folder = "sys/fs/cgroup/memory/jobs/7"
     root = write(tmp_path, {

@@ -10,11 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuchat.hardware.diagnostics import examine, gather_facts
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.placement.placement import PlacementSpec, candidates, place
 from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
+from cpuchat.present.machine import nodes_words
 from tests.hardware.knob_files import TOPOLOGY
-from tests.hardware.trees import CPUS, GIB, NAMES, make_tree, write
+from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, server, status, write
+from tests.hardware.trees import Machine as Server
 
 MIB = 1 << 20
 Machine = Callable[[str], Topology]
@@ -132,6 +136,33 @@ def test_offline_cpus_are_left_out(machine: Machine) -> None:
     assert topology.online == topology.allowed == tuple(range(28)), "the status file names CPUs that do not run"
     assert len(topology.l3_groups) == 7 and not topology.smt
     assert topology.nodes[0].cpus == tuple(range(28))
+
+
+def test_a_container_whose_file_of_online_cpus_counts_from_0_has_all_its_cores(tmp_path: Path) -> None:
+    """lxcfs shows as many CPUs as the quota or the cpuset has, numbered anew; CPU 2 is in both by chance."""
+    root = write(
+        make_tree(tmp_path, "epyc-9354"), {f"{CPUS}/online": "0-3", "proc/self/status": status((2, 9, 10, 43))}
+    )
+    topology = read_topology(root)
+    check_consistent(topology)
+    assert topology.allowed == place(topology, PlacementSpec()).cpus == (2, 9, 10, 43)
+    assert len(topology.cores) == 32 and len(topology.allowed_cores) == 4
+
+
+def test_nodes_of_cores_without_memory(tmp_path: Path) -> None:
+    """A Threadripper whose two channels are on two of four nodes: the cores of the others read theirs."""
+    machine = Server("AMD Ryzen Threadripper 3960X", 23, 49, 8, 3, l3_kib=16384, nodes=4, memory=128 * GIB)
+    root = write(server(tmp_path, machine), {
+        f"{NODES}/node{n}/meminfo": f"Node {n} MemTotal:       0 kB\nNode {n} MemFree:        0 kB" for n in (0, 3)
+    })  # fmt: skip
+    facts = gather_facts(refused=lambda _: "", counts=False, root=root)
+    assert facts.placement is not None and len(facts.placement.cpus) == 24
+    assert facts.placement.memory_policy.words == "interleave:1-2"
+    assert candidates(facts.topology)[0].reason == "All 24 cores, shared, with memory interleaved over 2 nodes."
+    found = next(one for one in examine(facts) if one.title == "NUMA nodes without memory")
+    assert "2 nodes (0,3)" in found.evidence and "node:1-2" in found.fix
+    words = nodes_words(facts.topology, facts.free_on)
+    assert words.startswith("0: no memory, 1: 25.8 of 34.4 GB available") and words.endswith("distance 12 (10: itself)")
 
 
 def test_garbage_is_no_reason_to_fail(machine: Machine) -> None:

@@ -105,6 +105,7 @@ def cpu_files(cpu: int, package: int, siblings: tuple[int, ...], max_khz: int) -
         f"{base}/cpufreq/scaling_governor": "performance",
         f"{base}/cpufreq/energy_performance_preference": "performance",
         f"{base}/cpufreq/cpuinfo_max_freq": str(max_khz),
+        f"{base}/cpufreq/scaling_cur_freq": str(max_khz - 50_000 * (cpu % 8)),
     }
 
 
@@ -185,6 +186,10 @@ def server(root: Path, machine: Machine) -> Path:
         cores = range(node * per_node, (node + 1) * per_node)
         cpus = tuple(sorted(c for core in cores for c in machine.siblings(core)))
         files |= node_files(node, cpus, machine.memory // n_nodes)
+        socket = node // machine.nodes
+        files[f"{NODES}/node{node}/distance"] = " ".join(
+            "10" if to == node else "12" if to // machine.nodes == socket else "32" for to in range(n_nodes)
+        )
     return write(root, files)
 
 

@@ -28,7 +28,7 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import ThisMachine
 from cpuchat.present.answers import roofline_json
-from cpuchat.present.machine import Now, page_json, rows
+from cpuchat.present.machine import page_json, read_bandwidth
 from cpuchat.present.models import doubt, verdict
 from cpuchat.protocol.messages import GenerationFinished, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -78,7 +78,7 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
         "list": machine.peak or None,
     }
     found["plan"] = round(1e9 * ThisMachine(Settings()).of().read_gbs.value, 3)
-    shown = dict(rows(screen, Now()))["read bandwidth"]
+    shown = read_bandwidth(screen)
     assert bandwidth(machine.peak) in shown and ("at least" in shown) == machine.at_least
     assert (f"≈{bandwidth(machine.peak)}" in shown) == machine.estimated
     assert machine.peak_source == page["peak_source"]
@@ -167,7 +167,7 @@ PER_TOKEN, NEEDED = r"÷ ([\d.,]+ [kMG]B) per token", r"([\d.]+) of [\d.]+ GB fr
 LIMIT, IN_USE = r"(\d[\d.,]*\d) tok/s without drafts", r"(\d+) of \d+ cores? in use, CPUs ([\d,-]+)"
 SHOWN = {
     "read bandwidth": {
-        "F12": r"read bandwidth .*?(\d[\d.,]*\d) GB/s", "doctor": r" bandwidth .*?(\d[\d.,]*\d) GB/s",
+        "F12": r"all \d+ cores +(\d[\d.,]*\d) GB/s", "doctor": r" bandwidth .*?(\d[\d.,]*\d) GB/s",
         "why": r"Bandwidth: (\d[\d.,]*\d) GB/s", "plan": r"GB/s of (\d[\d.,]*\d) ÷",
         "all figures": r" of (\d[\d.,]*\d) GB/s",
     },

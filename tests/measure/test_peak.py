@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -136,3 +136,20 @@ def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], me
 def test_every_machine_can_be_surveyed(tree: Callable[[str], Path], measured: list[tuple[int, ...]], name: str) -> None:
     found = surveyed(tree(name))
     assert found["one_core"].cpus[0] in found["all_cores"].cpus
+
+
+def test_slices_measure_each_set_as_often_and_are_kept_as_they_come(
+    tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another program, the best slice is the least that these cores read."""
+    root, rates = tree("epyc-9354"), iter(range(10, 90))
+
+    def busy(cpus: Sequence[int], **_: object) -> ReadBandwidth:
+        rate = next(rates) * 1e9
+        return ReadBandwidth(tuple(cpus), rate, (rate,) * peak.SLICE, (0.5,) * peak.SLICE)
+
+    monkeypatch.setattr(peak, "measure", busy)
+    seen = [(some, peak.known(some, root=root)) for some in peak.slices([(0,), (0, 1)], root=root)]
+    assert [some for some, _ in seen] == [(0,), (0, 1)] * (peak.WINDOWS // peak.SLICE)
+    assert seen[0][1] is None and seen[2][1] == Peak(10e9, (0,), at_least=True)
+    assert peak.known((0, 1), root=root) == Peak(19e9, (0, 1), at_least=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Collection
+import threading
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.base.errors import Interrupted
 from cpuchat.config.servers import Source
 from cpuchat.hardware.diagnostics import DiagnosticFacts
 from cpuchat.hardware.numa.residency import Residency
@@ -121,12 +123,25 @@ class FixtureReader(MachineReader):
         super().__init__(root)
         self._measured = measured
         self._known = known
+        self.gate = threading.Event()
+        """Holds a measurement until it is set."""
         self._placed = placed
         self.counters = Counters(sample)
 
     def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
         found = super().facts(spec)
         return replace(found, peaks=self._measured(found.topology) if self._known else NO_PEAKS)
+
+    def now(self, facts: DiagnosticFacts) -> DiagnosticFacts:
+        return replace(facts, peaks=self._measured(facts.topology) if self._known else NO_PEAKS)
+
+    def measure(self, facts: DiagnosticFacts, cancelled: Callable[[], bool]) -> Iterator[str]:
+        for step in ("1 core", "all cores"):
+            self.gate.wait()
+            if cancelled():
+                raise Interrupted("Measurement cancelled.")
+            yield f"measuring {step}"
+        self._known = True
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed

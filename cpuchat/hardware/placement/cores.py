@@ -266,14 +266,21 @@ class BusyCores:
 
     def since_last(self, cpus: Collection[int]) -> float | None:
         """Return how many of `cpus` were busy since the last call; None at first, 0 where the system does not tell."""
-        last, self._last, busy = self._last, {}, 0.0
+        is_first = not self._last
+        shares = self.shares()
+        return None if is_first and self._last else sum(shares.get(cpu, 0.0) for cpu in {*cpus})
+
+    def shares(self) -> dict[int, float]:
+        """Return for which share of the time since the last call each logical CPU was busy; {} at first."""
+        last, self._last = self._last, {}
         for line in read_text(self._root / "proc/stat").splitlines():
             name, *numbers = line.split()
             if name.startswith("cpu") and name[3:].isdecimal():
                 times = [int(number) for number in numbers[:_N_TIMES]]
                 idle = sum(times[n] for n in _IDLE if n < len(times))
                 self._last[int(name[3:])] = sum(times) - idle, sum(times)
-        for cpu in last.keys() & self._last.keys() & set(cpus):
+        found: dict[int, float] = {}
+        for cpu in last.keys() & self._last.keys():
             busy_more, all_more = (now - before for now, before in zip(self._last[cpu], last[cpu], strict=True))
-            busy += busy_more / all_more if all_more > 0 else 0.0
-        return None if self._last and not last else busy
+            found[cpu] = busy_more / all_more if all_more > 0 else 0.0
+        return found

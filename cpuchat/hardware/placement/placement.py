@@ -175,7 +175,7 @@ class PlacementCandidate:
 
 def candidates(topology: Topology) -> list[PlacementCandidate]:
     """Return the placements that this machine allows; the recommended one, to begin with, comes first."""
-    ways = [(ALL_CORES, PlacementSpec(), _why_all(topology, place(topology, PlacementSpec()).cpus))]
+    ways = [(ALL_CORES, PlacementSpec(), _why_all(topology, place(topology, PlacementSpec())))]
     groups = sorted({core.l3 for core in topology.allowed_cores if core.l3 is not None})
     if len(groups) > 1:
         smallest = min(sum(core.l3 == group for core in topology.allowed_cores) for group in groups)
@@ -216,9 +216,9 @@ def offered(topology: Topology, used: Iterable[PlacementSpec]) -> list[Placement
     return [replace(one, spec=words.get(where(one.placement), one.spec)) for one in candidates(topology)]
 
 
-def _why_all(topology: Topology, cpus: tuple[int, ...]) -> str:
+def _why_all(topology: Topology, placed: Placement) -> str:
+    cpus, nodes = placed.cpus, placed.memory_policy.nodes
     n, all_cores = len(cpus), len(topology.allowed_cores)
-    nodes = {node for cpu in cpus if (node := topology.node_of(cpu)) is not None}
     who = f"All {n} cores"
     if topology.quota is not None and topology.quota < all_cores:
         return f"{n} of {all_cores} cores: the cgroup CPU quota is {topology.quota:g}."

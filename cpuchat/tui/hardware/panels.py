@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
@@ -13,18 +15,61 @@ from cpuchat.hardware.diagnostics import DiagnosticFacts
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import plural
+from cpuchat.tui.widgets.charts import bar
 from cpuchat.tui.widgets.model_list import label_table
 
 
 class FactsTable(Static):
-    """Rows of a label and a text."""
+    """Rows of a label and a text, in two columns where there is room: of the model, and of the machine."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
 
     def show(self, facts: DiagnosticFacts, now: Now) -> None:
-        self.update(
-            label_table(machine.rows(facts, now), self.get_component_rich_style("facts--dim", partial=True), 16)
-        )
+        style = self.get_component_rich_style("facts--dim", partial=True)
+        sides = [label_table(rows, style, 14) for rows in machine.rows(facts, now)]
+        table = Table.grid(expand=True, padding=(0, 3, 0, 0))
+        for some in [sides] if self.size.width >= WIDE else [[side] for side in sides]:
+            table.add_row(*some)
+        for column in table.columns:
+            column.ratio = 1
+        self.update(table)
+
+
+WIDE = 150
+"""Columns from which the facts stand in two columns, and the bandwidth beside the picture."""
+
+
+class BandwidthBars(Static):
+    """The read bandwidth of one core, one L3 group and all cores, and the traffic now, as bars of one scale; below, how
+    it is known, or how far a measurement is."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"bars--{part}" for part in ("fill", "now", "track", "peak", "dim")}
+
+    def show(self, facts: DiagnosticFacts, now: Now, told: str) -> None:
+        bars, scale = machine.bandwidth_bars(facts, now)
+        names, notes = (max((len(getattr(one, part)) for one in bars), default=0) for part in ("name", "note"))
+        lines = [Text("read bandwidth", self._style("dim"))]
+        for one in bars:
+            width = self.size.width - names - notes - len("    367 GB/s     ")  # and where the scroll bar comes
+            line = Text(f"  {one.name:<{names}} {units.bandwidth(one.rate):>5} GB/s ")
+            for text, part in bar(one.rate / scale, max(width, 4), *((1.0,) if facts.theoretical else ())):
+                filled = "░" * len(text) if one.estimated and part == "fill" else text
+                line.append(filled, self._style("now" if one.now and part == "fill" else part))
+            lines.append(line.append(f" {one.note}", self._style("dim")))
+        if facts.theoretical is not None:
+            one = facts.theoretical
+            assumed = f"({one.channels} × {one.speed_mt} MT/s, assumed)"
+            peak = f"{units.bandwidth(one.bytes_per_s)} GB/s theoretical peak {assumed}"
+            lines.append(Text.assemble(("  ╎ ", self._style("peak")), (peak, self._style("dim"))))
+        self.update(Text("\n").join([*lines, Text(f"  {told or machine.how_known(facts, AGAIN)}")]))
+
+    def _style(self, part: str) -> Style:
+        return self.get_component_rich_style(f"bars--{part}", partial=True)
+
+
+AGAIN = "press m to measure"
 
 
 class PlacementList(OptionList):
@@ -62,7 +107,7 @@ class PlacementList(OptionList):
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
-            threads = f"{len(offer.placement.cpus)} threads"
+            threads = plural(len(offer.placement.cpus), "thread")
             rows.append(self._row(offer.name, offer.spec, threads, not number, width))
         for spec in self._others:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]

@@ -1,17 +1,18 @@
-"""Draws the machine: every core as a cell, by L3 group, NUMA node and socket."""
+"""Draws the machine: every core as a cell, by L3 group, NUMA node and socket; where there is room, its SMT siblings."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.widgets import Static
 
-from cpuchat.telemetry.units import plural
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Core, Topology
@@ -19,56 +20,75 @@ if TYPE_CHECKING:
 Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
 
-CELLS = {"target": "▣", "free": "□", "off": "·"}
-NAMES = {"target": "for the model", "free": "free", "off": "unavailable"}
-_GAP = 3
+CELLS = {"target": "▣", "free": "□", "off": "·", "busy": "▩", "sibling": "▫"}
+NAMES = {"target": "for the model", "free": "unused", "off": "not allowed", "busy": "busy with other programs"}
+ROOMY, AIRY = 30, 45
+"""Rows of a terminal from which a blank one parts the legend from the picture, and all rows of that."""
+PARTS = (*CELLS, "label", "link")
+_GAP, _FEW, _NUMBERED = 3, 2, 70
 ROOMY_ROWS = 8
-"""Maximum number of rows at which cells are drawn with gaps."""
+"""Maximum number of rows at which cells are drawn with siblings and gaps, unless told otherwise."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Logical CPUs of the target."""
+    """Logical CPUs of the target, and those that other programs keep busy."""
 
     target: Collection[int] = ()
+    busy: Collection[int] = ()
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
-        """Return what this core does, a key of `CELLS`."""
+        """Return what this core is for, a key of `NAMES`."""
         if not {*core.cpus}.isdisjoint(self.target):
             return "target"
         return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
 
+    def cell(self, core: Core, allowed: Collection[int], smt: bool) -> Line:
+        """Draw a core, with `smt` its further logical CPUs too."""
+        part = self.part(core, allowed)
+        shown = "busy" if self.is_busy(core) else part
+        n_used = max(len({*self.target}.intersection(core.cpus)), 1)
+        siblings = (len(core.cpus) - n_used) * CELLS["sibling"] if smt and part != "off" else ""
+        return [(CELLS[shown] + (CELLS[part] * (n_used - 1) if smt else ""), shown), (siblings, "sibling")]
 
-def picture(topology: Topology, use: Use, width: int) -> list[Line]:
+    def is_busy(self, core: Core) -> bool:
+        return not {*core.cpus}.isdisjoint(self.busy)
+
+
+def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS) -> list[Line]:
     """Draw the rows, at most `width` cells wide if that is 24 or more.
 
-    Where cells drawn apart would take more than `ROOMY_ROWS` rows they stand close together.
+    Where they would be more than `max_rows` numbers of CPUs are left out, then siblings, then gaps.
     """
     blocks = _blocks(topology)
     gutter = max(len(name) for block in blocks for name in block.names) + _GAP if any(b.names for b in blocks) else 0
     rows: list[Line] = []
-    for gap in (" ", ""):
+    details = [(" ", True, width >= _NUMBERED), (" ", True, False), (" ", False, False), ("", False, False)]
+    for gap, smt, numbered in details if topology.smt else [details[0], *details[2:]]:
         rows = []
-        for index, block in enumerate(blocks):
-            lines = _block_rows(block, topology, use, max(width - gutter, 12), gap)
+        groups = [[one.numbered() if numbered else one for one in block.groups] for block in blocks]
+        label = max(len(one.name) for some in groups for one in some) + 2
+        for index, (block, some) in enumerate(zip(blocks, groups, strict=True)):
+            lines = _block_rows(some, label, topology, use, max(width - gutter, 12), gap, smt)
             lines += [[] for _ in range(len(block.names) - len(lines))]
             names = [*block.names, *[""] * (len(lines) - len(block.names))]
             if index and gutter and (len(lines) > 1 or block.opens_socket):
                 rows.append([])
             rows += [[(name.ljust(gutter), "label"), *line] for name, line in zip(names, lines, strict=True)]
-        if len(rows) <= ROOMY_ROWS:
+        if len(rows) <= max_rows:
             break
     return rows
 
 
-def legend(topology: Topology, use: Use) -> Line:
-    """Name the kinds of cells that occur, with how many cores are of each."""
+def legend(topology: Topology, use: Use, rows: Sequence[Line]) -> Line:
+    """Name the kinds of cells that occur in `rows`, with how many cores are of each."""
     found = Counter(use.part(core, topology.allowed) for core in topology.cores)
+    found["busy"] = sum(map(use.is_busy, topology.cores))
     line: Line = []
     for part, cell in CELLS.items():
-        line += (
-            [(f"{cell} ", part), (f"{plural(found[part], 'core')} {NAMES[part]}   ", "label")] if found[part] else []
-        )
+        line += [(f"{cell} ", part), (f"{found[part]} {NAMES[part]}   ", "label")] if found[part] else []
+    if any(part == "sibling" and text for row in rows for text, part in row):
+        line += [(f"{CELLS['sibling']} ", "sibling"), ("SMT sibling, unused   ", "label")]
     is_linked = any(len(link) > 1 for link in topology.fabric_links)
     return [*line, ("── ", "link"), ("shared fabric link", "label")] if is_linked else line
 
@@ -80,6 +100,10 @@ class _Group:
     name: str
     cores: tuple[Core, ...]
     fabric_link: int = -1
+
+    def numbered(self) -> _Group:
+        cpus = format_cpu_list([cpu for core in self.cores for cpu in core.cpus])
+        return replace(self, name=f"{self.name} CPU {cpus}")
 
 
 @dataclass(frozen=True)
@@ -93,11 +117,12 @@ class _Block:
 
 def _blocks(topology: Topology) -> list[_Block]:
     digits = len(str(max(len(topology.l3_groups) - 1, 0)))
+    is_sized = len(topology.l3_groups) <= _FEW or len({group.size for group in topology.l3_groups}) > 1
     by_place: dict[tuple[int, int], list[_Group]] = {}
     for group in topology.l3_groups:
         is_linked = any(group.index in link and len(link) > 1 for link in topology.fabric_links)
         drawn = _Group(
-            f"L3 {group.index:>{digits}}",
+            f"L3 {group.index:>{digits}}" + (f" {group.size >> 20:>2} MB" if is_sized and group.size else ""),
             tuple(topology.cores[index] for index in group.cores),
             group.fabric_link if is_linked else -1,
         )
@@ -113,26 +138,29 @@ def _blocks(topology: Topology) -> list[_Block]:
     seen: set[int] = set()
     for (package, node), groups in sorted(by_place.items()):
         opens = many_sockets and package not in seen
-        names = ([f"socket {package}"] if opens else []) + ([f"node {node}"] if many_nodes else [])
+        memory = next((one.memory for one in topology.nodes if one.number == node), 0)
+        held = f"{gigabytes(memory)} GB" if memory else "no memory"
+        names = ([f"socket {package}"] if opens else []) + ([f"node {node} {held}"] if many_nodes else [])
         seen.add(package)
         blocks.append(_Block(tuple(names), tuple(groups), opens))
     return blocks
 
 
-def _block_rows(block: _Block, topology: Topology, use: Use, room: int, gap: str) -> list[Line]:
+def _block_rows(
+    groups: Sequence[_Group], label: int, topology: Topology, use: Use, room: int, gap: str, smt: bool
+) -> list[Line]:
     """Draw the groups of a block in columns as wide as the widest; groups that share a fabric link stand together."""
-    label = max(len(group.name) for group in block.groups) + 2
     drawn: list[list[Line]] = []
-    for group in block.groups:
+    for group in groups:
         lines: list[Line] = [[]]
-        for cell in _cells(group.cores, topology.allowed, use, gap):
-            if lines[-1] and _width(lines[-1]) + len(cell[0].rstrip()) > max(room - label - 2, 4):
+        for cell in _cells(group.cores, topology.allowed, use, smt):
+            if lines[-1] and _width([*lines[-1], *cell]) > max(room - label - 2, 4):
                 lines.append([])
-            lines[-1].append(cell)
+            lines[-1] += [*cell, (gap, "label")]
         heads = [group.name, *[""] * (len(lines) - 1)]
         drawn.append([[(head.ljust(label), "label"), *line] for head, line in zip(heads, lines, strict=True)])
     widest = max(_width(line) for lines in drawn for line in lines)
-    links = [group.fabric_link for group in block.groups]
+    links = [group.fabric_link for group in groups]
     linked = max((links.count(link) for link in links if link >= 0), default=1)
     fit = max((room + _GAP) // (widest + _GAP) // linked * linked, 1)
     columns = math.ceil(len(drawn) / math.ceil(len(drawn) / fit))
@@ -152,15 +180,13 @@ def _block_rows(block: _Block, topology: Topology, use: Use, room: int, gap: str
     return rows
 
 
-def _cells(cores: Sequence[Core], allowed: Collection[int], use: Use, gap: str) -> Iterator[tuple[str, str]]:
+def _cells(cores: Sequence[Core], allowed: Collection[int], use: Use, smt: bool) -> Iterator[Line]:
     """Yield a cell for each core; performance and efficiency cores apart, with a letter before."""
     for kind, letter in (("performance", "P "), ("", ""), ("efficient", "E ")):
         some = [core for core in cores if core.kind == kind]
-        if some and letter:
-            yield f"{'  ' if kind == 'efficient' and len(some) < len(cores) else ''}{letter}", "label"
-        for core in some:
-            part = use.part(core, allowed)
-            yield CELLS[part] + gap, part
+        lead = f"{'  ' if kind == 'efficient' and len(some) < len(cores) else ''}{letter}"
+        for number, core in enumerate(some):
+            yield [("" if number else lead, "label"), *use.cell(core, allowed, smt)]
 
 
 def _width(line: Line) -> int:
@@ -170,19 +196,21 @@ def _width(line: Line) -> int:
 class MachinePicture(Static):
     """Shows the picture with its legend, as high as its width requires."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link")}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in PARTS}
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__("Reading the machine…", id=id)
-        self._shown: tuple[Topology, Use, int] | None = None
+        self._shown: tuple[Topology, Use, int, int] | None = None
 
     def show(self, topology: Topology, use: Use) -> None:
         """Draw this; nothing happens while it is shown already, in this width."""
-        shown = (topology, use, self.size.width)
+        shown = (topology, use, self.size.width, self.app.size.height // 4)
         if shown == self._shown or not self.size.width:
             return
         self._shown = shown
-        lines = [*picture(*shown), [], legend(topology, use)]
-        parts = (*CELLS, "label", "link")
-        styles = {part: self.get_component_rich_style(f"machine--{part}", partial=True) for part in parts}
+        lines = picture(*shown)
+        if self.app.size.height >= AIRY and len(lines) <= ROOMY_ROWS:
+            lines = [line for row in lines for line in (row, list[tuple[str, str]]())]
+        lines += [*([[]] if self.app.size.height >= ROOMY else []), legend(topology, use, lines)]
+        styles = {part: self.get_component_rich_style(f"machine--{part}", partial=True) for part in PARTS}
         self.update(Text("\n").join(Text.assemble(*((text, styles[part]) for text, part in line)) for line in lines))

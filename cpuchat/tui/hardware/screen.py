@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import OptionList, Static
 
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config.servers import last_here
 from cpuchat.hardware.diagnostics import DiagnosticFacts, gather_facts
 from cpuchat.hardware.numa.residency import Residency, read_residency
+from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.hardware.placement.placement import (
     Placement,
     PlacementCandidate,
@@ -29,14 +30,17 @@ from cpuchat.hardware.placement.placement import (
     offered,
     place,
 )
+from cpuchat.hardware.sysfs import clock
 from cpuchat.hardware.topology import ROOT
-from cpuchat.measure.peak import known_of
+from cpuchat.measure import store
+from cpuchat.measure.peak import SLICE, WINDOWS, Cancelled, known_of, one_at_a_time, sets_of, slices
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity
 from cpuchat.session.placement import PlacementChange
-from cpuchat.tui.hardware.panels import FactsTable, PlacementList
+from cpuchat.telemetry.units import plural
+from cpuchat.tui.hardware.panels import WIDE, BandwidthBars, FactsTable, PlacementList
 from cpuchat.tui.hardware.picture import MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
@@ -51,6 +55,8 @@ class MachineReader:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
+        self._busy = BusyCores(root)
+        self._stamp: object = None  # of what was measured
 
     def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
         """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried."""
@@ -59,6 +65,34 @@ class MachineReader:
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Return where the worker's memory is; None where the kernel does not report it."""
         return read_residency(pid, files, self.root)
+
+    def busy(self) -> frozenset[int]:
+        """Return the logical CPUs that were busy since the last call."""
+        return frozenset(cpu for cpu, share in self._busy.shares().items() if share > MAX_BUSY_CORES)
+
+    def now(self, facts: DiagnosticFacts) -> DiagnosticFacts:
+        """Return facts with what is known of the bandwidth, and the clock, now."""
+        placed = facts.placement
+        if placed is None:
+            return facts
+        peaks, before, self._stamp = facts.peaks, self._stamp, store.stamp()
+        if self._stamp != before:  # estimates read the whole topology
+            peaks = known_of(facts.topology, placed.cpus, placed.memory_policy.words, root=self.root)
+        return dataclasses.replace(facts, peaks=peaks, clock=clock(self.root, placed.cpus))
+
+    def measure(self, facts: DiagnosticFacts, cancelled: Cancelled) -> Iterator[str]:
+        """Measure the bandwidth of the cores of the settings in slices; yield what is done before each. Raises
+        CpuchatError: it cannot be measured; Interrupted: `cancelled` said so."""
+        placed = facts.placement
+        if placed is None:
+            raise MeasureFailed("The configured cores cannot be used.", "Choose a placement below.")
+        sets = [*dict.fromkeys(some for some in sets_of(facts.topology, placed.cpus).values() if some)]
+        total, policy = len(sets) * WINDOWS // SLICE, placed.memory_policy.words
+        with one_at_a_time() as is_ours:
+            if not is_ours:
+                raise MeasureFailed("Another window of cpuchat is measuring.", "Try again in a minute.")
+            for done, some in enumerate(slices(sets, policy, cancelled=cancelled, root=self.root)):
+                yield f"measuring {plural(len(some), 'core')} · {100 * done / total:.0f} % · Esc stops"
 
 
 class HardwareScreen(Dismissable[None], keys="hardware"):
@@ -69,6 +103,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     CSS_PATH = "hardware.tcss"
     AUTO_FOCUS = "#placements"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (WIDE + 4, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
 
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
@@ -79,6 +114,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._services = services
         self._conversation = services.conversation
         self._change: PlacementChange | None = None
+        self._measuring = ""  # how far a measurement is
+        self._stopped = False
+        self._busy: frozenset[int] = frozenset()  # logical CPUs that other programs use
+        self._was_idle = True
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
         self._options: list[PlacementCandidate] = []
@@ -87,7 +126,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="machine") as pane:
             pane.border_title = "Hardware"
-            yield MachinePicture(id="picture")
+            with Container(id="drawn"):
+                yield MachinePicture(id="picture")
+                yield BandwidthBars(id="bars")
             yield FactsTable(id="facts")
         with Vertical(id="where") as where:
             where.border_title = "Placement"
@@ -159,16 +200,41 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._refresh_now()  # a load of the chat has begun or ended
             return
         sample = self._services.machine_watch.sample() if self.now.counting else None
-        answered = machine.last_answer(self._conversation.figures()) if self._model is not None else ()
-        now = dataclasses.replace(self.now, sample=sample or self.now.sample, answered=answered)
+        figures = self._conversation.figures()
+        answered = machine.last_answer(figures) if self._model is not None else ()
+        traffic, reads = None, figures.roofline.bandwidth.value
+        if sample is not None and sample.bandwidth is not None:
+            traffic = sample.bandwidth.total, sample.bandwidth.source
+        elif reads is not None and figures.phase == "decoding":
+            traffic = reads, "≈ by the model"
+        now = dataclasses.replace(self.now, sample=sample or self.now.sample, answered=answered, traffic=traffic)
         if now != self.now:
             self.now = now
             self._show()
+        self._look(self.facts)
+
+    @work(exclusive=True, group="look")
+    async def _look(self, before: DiagnosticFacts) -> None:
+        """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
+        was_idle, is_idle = self._was_idle, self._services.session.is_idle
+        facts, busy = await run_in_daemon_thread(lambda: (self.reader.now(before), self.reader.busy()))
+        busy = busy if was_idle and is_idle else busy - {*self._cpus_of(self._in_use)}
+        if self.facts is before and (facts, busy) != (self.facts, self._busy):
+            self.facts, self._busy = facts, busy
+            self._show()
+        self._was_idle = is_idle
+
+    def _cpus_of(self, spec: PlacementSpec) -> tuple[int, ...]:
+        if (model := self.now.model) is not None and model.cpus and spec == self._in_use:
+            return model.cpus
+        placed = self._placement(spec)
+        return placed.cpus if placed is not None else ()
 
     def _show(self) -> None:
         if not self.has_widgets or self.facts is None:
             return
         self._show_picture()
+        self.query_one(BandwidthBars).show(self.facts, self.now, self._measuring)
         self.query_one(FactsTable).show(self.facts, self.now)
 
     def _show_picture(self) -> None:
@@ -177,7 +243,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             return
         spec = self.query_one(PlacementList).marked
         placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
-        use = Use(placed.cpus) if placed is not None else Use()
+        use = Use(placed.cpus, self._busy) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
         name = next((one.name for one in self._options if one.spec == spec), "custom")
         state = ("loading" if self.now.loading else "in use") if spec == self._in_use else "not in use"
@@ -296,8 +362,39 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if self.has_widgets and self._change is not None and not self._change.stopped:
             self._tell(f"reloading the model {100 * share:3.0f} % · Esc cancels")
 
+    def action_measure(self) -> None:
+        if self.facts is None or self._measuring:
+            return
+        if self._services.session.busy:
+            self.notify("You can measure when the answer is done (Esc in the chat stops it).", severity="warning")
+            return
+        self._measuring, self._stopped = "measuring…", False
+        self._services.session.measure(self._measure(self.facts), self._stop_measuring)
+        self._show()
+
+    def _stop_measuring(self) -> None:
+        self._stopped = True
+
+    async def _measure(self, facts: DiagnosticFacts) -> None:
+        steps = self.reader.measure(facts, lambda: self._stopped)
+        try:
+            while self._measuring:
+                self._measuring = await run_in_daemon_thread(lambda: next(steps, ""))
+                self._sample()
+        except Interrupted:
+            pass
+        except CpuchatError as error:
+            self.notify(str(error), severity="warning", markup=False)
+        finally:
+            self._measuring, self._stopped = "", True
+            if self.has_widgets:
+                self._sample()
+                self._read_words()
+
     async def action_close(self) -> None:
-        if self._change is not None:
+        if self._measuring:
+            self._stop_measuring()
+        elif self._change is not None:
             self._tell("Stopping…")
             await self._change.stop()
         else:

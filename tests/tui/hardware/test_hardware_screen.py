@@ -30,7 +30,7 @@ def test_the_picture_of_a_server_names_every_l3_group(tmp_path: Path) -> None:
     from cpuchat.tui.hardware.picture import Use, picture
 
     topology = read_topology(make_tree(tmp_path, "epyc-9754"))
-    use = Use(topology.l3_groups[0].cpus)
+    use = Use(range(8))
     for width in (40, 74, 114):
         rows = ["".join(text for text, _ in row) for row in picture(topology, use, width)]
         assert max(map(len, rows)) <= width
@@ -73,8 +73,10 @@ async def test_a_measured_bandwidth_and_counters_are_shown(tmp_path: Path) -> No
     async with running(backend_on(root)) as app:
         await opened(app, FixtureReader(root, known=True, sample=SERVER_COUNTERS))
         text = " ".join(app.screen_text.split())
-        assert "1 L3 group 50, all 32 cores 367 GB/s · 80 % of the theoretical peak" in text
-        assert "288 GB/s now · umc, whole machine" in text
+        for name, rate in (("1 core", 25), ("1 L3 group", 50), ("all 32 cores", 367), ("now", 288)):
+            assert f"{name} {rate} GB/s █" in text
+        assert "80 % of the theoretical peak" in text and "461 GB/s theoretical peak (12 × 4800 MT/s, assumed)" in text
+        assert "memory traffic: 288 GB/s now, umc, whole machine · power: 214.5 W, rapl" in text
 
 
 async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path) -> None:
@@ -87,4 +89,48 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
         await app.until(lambda: screen.now.placed)
         assert "51 % on node 0 · 49 % on node 1" in app.screen_text
         assert "local · requested policy rejected: This system does not let programs choose." in app.screen_text
-        assert app.screen_text.count("counters are off in the settings (F2)") == 2
+        assert "counters are off in the settings (F2)" in app.screen_text
+
+
+async def test_m_measures_now_and_shows_how_far_it_is(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9354")
+    reader = FixtureReader(root)
+    async with running(backend_on(root)) as app:
+        screen = await opened(app, reader)
+        assert "not measured: press m to measure" in app.screen_text
+        await app.press("m")
+        await app.until(lambda: "measuring" in app.screen_text)
+        reader.gate.set()
+        await app.until(lambda: "80 % of the theoretical peak" in app.screen_text)
+        await app.until(lambda: not app.chat.busy)
+        assert "all 32 cores   367 GB/s █" in app.screen_text and "measuring" not in app.screen_text
+        assert app.app.screen is screen
+
+
+async def test_esc_stops_measuring_and_an_answer_goes_first(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9354")
+    reader = FixtureReader(root)
+    async with running(backend_on(root)) as app:
+        screen = await opened(app, reader)
+        await app.press("m")
+        await app.until(lambda: "measuring" in app.screen_text)
+        await app.press("escape")
+        reader.gate.set()
+        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: "not measured: press m" in app.screen_text)
+        assert app.app.screen is screen
+        await app.press("escape")
+        await app.closes()
+
+
+async def test_cores_that_other_programs_keep_busy_are_marked(tmp_path: Path) -> None:
+    from cpuchat.tui.hardware.picture import Use, legend, picture
+
+    topology = read_topology(make_tree(tmp_path, "container"))
+    use = Use(target=topology.allowed[:4], busy={9, 20})
+    rows = picture(topology, use, 114)
+    joined = "".join(text for row in rows for text, _ in row)
+    assert [joined.count(cell) for cell in "▣▩□·"] == [3, 2, 4, 23]
+    assert "4 for the model   □ 4 unused   · 24 not allowed   ▩ 2 busy" in "".join(
+        text for text, _ in legend(topology, use, rows)
+    )

@@ -29,7 +29,8 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
 def told(screen: HardwareScreen) -> str:
     """Return what is said of the machine."""
     assert screen.facts is not None
-    return "\n".join(f"{label}: {text}" for label, text in machine.rows(screen.facts, screen.now))
+    of_model, of_machine = machine.rows(screen.facts, screen.now)
+    return "\n".join(f"{label}: {text}" for label, text in of_model + of_machine)
 
 
 async def test_what_would_help_is_told_until_it_is_done(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Tests the machine in words: caches, clock, nodes, bars of bandwidth, and what a model lacks to its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.costs.model import PassCost
+from cpuchat.hardware.diagnostics import DiagnosticFacts, gather_facts
+from cpuchat.models.fit import MemoryNeed
+from cpuchat.models.prediction import Prediction
+from cpuchat.present.machine import Now, about, bandwidth_bars, how_known, missing, read_bandwidth, rows
+from cpuchat.telemetry.machine import Peak, Peaks
+from tests.hardware.trees import CPUS, make_tree
+
+Facts = Callable[[str], DiagnosticFacts]
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Facts:
+    def read(name: str) -> DiagnosticFacts:
+        return gather_facts(refused=lambda _: "", counts=False, root=make_tree(tmp_path, name))
+
+    return read
+
+
+def test_the_screen_and_doctor_say_the_same_of_the_machine(facts: Facts) -> None:
+    found = facts("2x-epyc-7543")
+    of_page, of_screen = dict(about(found)), dict(rows(found, Now())[1])
+    assert of_screen["caches"] == of_page["caches"] == "L2 1 MB per core · L3 32 MB per 4 cores, 512 MB in all"
+    assert of_screen["clock"] == of_page["clock"]
+    assert of_page["clock"] == "3.45–3.80 GHz now, 3.80 at most · governor performance · boost on"
+    nodes = "0: 206 of 275 GB available, 1: 206 of 275 GB available · distance 32 (10: itself)"
+    assert of_screen["nodes"] == of_page["nodes"] == nodes
+    assert "nodes" not in dict(about(facts("hybrid-desktop")))
+
+
+def test_kinds_of_cores_have_caches_of_their_own(facts: Facts) -> None:
+    page = dict(about(facts("hybrid-desktop")))
+    assert "8 of 12 cores in use, CPUs 0,2,4,6,8,10,12,14 · 8 performance + 4 efficient" in page["cores"]
+    assert page["caches"] == "L2 1.25 MB per performance core, 1.25 MB per 4 efficient cores · L3 25 MB per 12 cores"
+    assert not (gather_facts(counts=False, root=Path("/nowhere")).clock)
+
+
+def test_bars_have_one_scale_and_fewer_cores_no_longer_one(facts: Facts) -> None:
+    found = facts("epyc-9354")
+    assert bandwidth_bars(found)[0] == [] and how_known(found, "press m") == "not measured: press m"
+    cpus = tuple(range(32))
+    peaks = Peaks(Peak(25e9, (0,)), Peak(310e9, cpus[:4], at_least=True), Peak(300e9, cpus))  # at other times
+    bars, scale = bandwidth_bars(measured := replace(found, peaks=peaks), Now(traffic=(288e9, "umc")))
+    assert [(one.name, one.rate / 1e9, one.note) for one in bars] == [
+        ("1 core", 25, ""), ("1 L3 group", 300, "at least"), ("all 32 cores", 300, ""), ("now", 288, "umc"),
+    ]  # fmt: skip
+    assert scale == 460.8e9
+    text = read_bandwidth(measured)
+    assert "all 32 cores 300 GB/s · 65 % of the theoretical peak · at least, other programs ran" in text
+    estimate = replace(found, theoretical=None, peaks=Peaks(all_cores=Peak(2e11, cpus, estimated=True)))
+    assert bandwidth_bars(estimate)[1] == 2e11 and "≈200 GB/s · estimated for 32 cores" in read_bandwidth(estimate)
+
+
+def test_what_is_missing_adds_up_to_the_time_of_a_token() -> None:
+    cost = PassCost(fixed=0.001, read=0.020, compute=0.004)
+    model = Prediction(
+        need=MemoryNeed(10**9, 0, 0, 0), available=1, total_memory=1, bytes_per_token=10**9,
+        tok_s=40.0, low_tok_s=40.0, limit_tok_s=50.0, cost=cost,
+    )  # fmt: skip
+    assert missing(model, 0) == "20 %: a token takes 25.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers"
+    slow = missing(model, 25.0)
+    assert slow.startswith("50 %: a token takes 40.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers, 15.0 unexpl")
+    assert missing(model, 49.8).startswith("nothing: only drafts")
+    rough = msgspec.structs.replace(model, low_tok_s=20.0)
+    assert missing(rough, 0) == "" and "20.0 computing and waiting" in missing(rough, 25.0)
+    assert missing(msgspec.structs.replace(model, limit_tok_s=None), 25.0) == ""
+
+
+def test_the_clock_is_that_of_the_cores_that_compute(facts: Facts, tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "hybrid-desktop")
+    (root / f"{CPUS}/cpu16/cpufreq/scaling_cur_freq").write_text("800000")
+    clock = gather_facts(refused=lambda _: "", counts=False, root=root).clock
+    assert clock is not None and clock.low > 4_000_000
