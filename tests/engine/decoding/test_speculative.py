@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +102,6 @@ def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker],
     drafted = pair(1.0)
     for n in range(12, 15):
         check_passes(drafted, depth, n)
-
-
-def test_passes_in_company_count_and_teach_nothing(
-    pair: Callable[..., Talker], plain: Talker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafted, company = pair(1.0), cycle([True] * 3 + [False])
-    monkeypatch.setattr(type(drafted.target.sequence), "has_company", property(lambda _: next(company)))
-    taught: list[float] = []
-    monkeypatch.setattr(drafted.speculator, "record_plain", taught.append)
-    ends = chain(PROMPT[-1], 16)[-1]
-    said = drafted.say(PROMPT, drafts(2), is_eog=lambda token: token == ends)
-    # Rounds of three tokens, one for each pass in company, and one draft with the three tokens of its pass.
-    assert said.figures is not None and len(said.tokens) == 15 and not taught
-    assert (said.figures.passes, said.figures.draft_n) == (10, 4)
 
 
 def check_passes(drafted: Talker, depth: int, n: int) -> None:
