@@ -124,8 +124,7 @@ def test_adaptive_text(pair: Callable[..., Talker], plain: Talker, drafters: tup
 
 def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: Talker) -> None:
     """Drafts, plain steps and listening in any order, over several turns; the answer repeats parts of the prompt."""
-    wandering = Wandering(0)
-    drafted = pair(0.5).decide(wandering)
+    drafted = pair(0.5).decide(Wandering(0))
     prompt = [*chain(500, 40), 261, *chain(500, 20)]
     names = set()
     for turn in range(3):
@@ -136,7 +135,7 @@ def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: 
         assert said.figures is not None
         names |= {count.name for count in said.figures.by_drafter if count.draft_n_accepted}
         prompt = [*prompt, *said.tokens, 300 + turn, *prompt[-20:]][-200:]
-    assert names >= {"draft", "suffix"} and len(wandering.plans) > 4
+    assert names >= {"draft", "suffix"}
 
 
 SAMPLINGS = {
