@@ -42,7 +42,7 @@ Examples:
   curl -s http://127.0.0.1:8080/metrics
 
 Requests beyond --parallel wait; clients take turns. Each answer at once takes a KV cache of --ctx tokens; beside others
-nothing is drafted. Models with a recurrent state or a draft head answer one at a time, and the log says why.
+only suffix decoding drafts. Models with a recurrent state or a draft head answer one at a time, and the log says why.
 
 Ctrl+C ends the server, a second one ends it at once.
 

@@ -145,6 +145,8 @@ class Engine:
             takes_effort=template is not None and template.takes_effort,
         )
         beside = [setup.speculator.beside() for _ in lanes] if model.passes is not None else []
+        if model.passes is not None:
+            model.passes.pass_ms = setup.speculator.pass_ms
         self._loaded = LoadedModel(model, template, lanes, setup.speculator, beside, PrefillChunking.of(model))
         return model.info
 

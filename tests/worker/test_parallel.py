@@ -16,7 +16,6 @@ import pytest_asyncio
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.engine.llama.bindings import llama
-from cpuchat.engine.llama.passes import _Request
 from cpuchat.engine.states.files import StateFiles
 from cpuchat.protocol.messages import (
     AUTO_PARALLEL,
@@ -329,7 +328,7 @@ async def test_an_answer_on_the_engines_thread_that_is_stopped_beside_others_end
     here.engine.end_beside(99)
 
 
-async def test_lanes_compute_on_the_same_threads_and_their_passes_fit_the_batch(here: Chat, tmp_path: Path) -> None:
+async def test_lanes_compute_on_the_same_threads(here: Chat, tmp_path: Path) -> None:
     two_lanes(here, write_tiny_gguf(tmp_path / "model.gguf"), parallel=4, n_batch=32)
     model = here.loaded.model
     assert model.passes is not None
@@ -343,7 +342,3 @@ async def test_lanes_compute_on_the_same_threads_and_their_passes_fit_the_batch(
     pool.n_active, pool.threads = 1, before
     last.step(66)
     assert llama.llama_n_threads(last.context) == 1
-    for n, n_chosen in ((14, 2), (15, 1)):  # 4 of 32 are for tokens of the lanes between
-        passes._waiting = [_Request(lane, [65] * n, n) for lane in (first, last)]
-        assert len(passes._choose()[0]) == n_chosen
-    passes._waiting = []

@@ -222,21 +222,16 @@ class Decoder:
         return result
 
     def _next_pass(self, speculator: Speculator) -> StopReason | None:
-        tokens = self._tokens
-        if self._sequence.has_company:  # such a pass tells nothing of what drafts cost
-            self._update(speculator)
-            reason = self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
-            if reason != "end":
-                speculator.count_pass()
-            return reason
-        proposal = speculator.propose(tokens, self._limit - len(tokens) - 1)
+        sequence, tokens = self._sequence, self._tokens
+        proposal = speculator.propose(tokens, self._limit - len(tokens) - 1, is_shared=sequence.has_company)
         self._update(speculator)
         start = perf_counter()
         if proposal is not None:
             return self._verify_pass(speculator, proposal, start)
-        reason = self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
+        reason = self._take(self._sampler.sample(sequence.step(tokens[-1])), "")
         if reason != "end":  # that pass has written nothing, and comes after the time of the last token
-            speculator.record_plain(perf_counter() - start)
+            record = speculator.record_shared if sequence.is_shared else speculator.record_plain
+            record(perf_counter() - start)
         return reason
 
     def _update(self, speculator: Speculator) -> None:
@@ -260,10 +255,11 @@ class Decoder:
 
     def _verify_pass(self, speculator: Speculator, proposal: Proposal, start: float) -> StopReason | None:
         sequence, sampler, tokens = self._sequence, self._sampler, self._tokens
-        drafted, n = proposal.tokens, len(proposal)
+        drafted = proposal.tokens
         n_held, n_written = len(sequence), len(tokens)
         sequence.checkpoint()
-        sequence.extend([tokens[-1], *drafted], n_outputs=n + 1, whole=True)
+        n = sequence.verify([tokens[-1], *drafted], speculator.chances(proposal))
+        proposal = proposal.cut(n)
         reason: StopReason | None = None
         accepted = compared = 0
         for i in range(n + 1):
@@ -278,7 +274,9 @@ class Decoder:
         # The last token of the answer is never part of the sequence.
         kept = n_held + len(tokens) - n_written + (reason == "end")
         again = sequence.roll_back_to(min(kept, n_held + 1 + n))
-        if len(tokens) > n_written:
+        if len(tokens) > n_written and sequence.is_shared:
+            speculator.record_shared(verified - start, proposal, accepted, compared)
+        elif len(tokens) > n_written:
             rolled_back = perf_counter() - verified
             if reason is not None:  # the rollback comes after the time of the last token
                 again, rolled_back = 0, 0.0

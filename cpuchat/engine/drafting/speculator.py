@@ -120,10 +120,20 @@ class Speculator:
         """Return the seconds in this answer that the target waited for the draft model."""
         return self._model.seconds if self._model is not None else 0.0
 
-    def propose(self, written: list[int], room: int) -> Proposal | None:
+    @property
+    def pass_ms(self) -> tuple[float, ...]:
+        """Return the calibrated ms of passes over 1, 2, ... tokens; () when there was no calibration."""
+        return self._costs.verify_ms if self._costs is not None else ()
+
+    def chances(self, proposal: Proposal) -> list[float]:
+        """Return the chances that the tokens of a proposal are accepted, each with all before it."""
+        return self._controller.chances(proposal)
+
+    def propose(self, written: list[int], room: int, *, is_shared: bool = False) -> Proposal | None:
         """Return a draft to verify now; None: decode the next token without one. `written`: all tokens of the answer so
-        far. `room`: most tokens of the draft. Raises Aborted, GenerationFailed: the draft model was stopped, or failed.
-        """
+        far. `room`: most tokens of the draft. `is_shared`: for a pass over tokens of other answers too, which verifies
+        as much of it as pays there; the draft model stays out of it. Raises Aborted, GenerationFailed: the draft model
+        was stopped, or failed."""
         self._was_asked = self._lookup_debt <= 0
         if not self._was_asked:
             return None
@@ -136,16 +146,16 @@ class Speculator:
         if self._model is not None:
             self._model.append(tokens)
         room, proposal = min(room, self._max_depth), None
+        if is_shared:
+            if room > 0 and self._suffix is not None and self._costs is not None:
+                proposal = self._suffix.offer(min(room, self._options.depth or room))
+            room = 0
         if room > 0 and self._suffix is not None:
             proposal = self._suffix.propose(room)
         if room > 0 and not proposal and self._model is not None:
             proposal = self._model.propose(room)
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
         return proposal or None
-
-    def count_pass(self) -> None:
-        """Count a plain pass that tells nothing of what passes cost."""
-        self._stats.record(PassRecord(0.0))
 
     def record_plain(self, seconds: float) -> None:
         """Learn from a plain pass, and count the cost of looking for a draft before it."""
@@ -162,10 +172,29 @@ class Speculator:
             if model is not None and (waited := model.take_wait_ms()):  # it proposed nothing
                 record = PassRecord(ms, "draft", draft_ms=waited, unread=model.unread)
             self._record(record)
-            if not self._options.depth:  # only as far as looking pays
-                spent = self._lookup_seconds + perf_counter() - start
-                self._lookup_debt = max(self._lookup_debt, -_LOOKUP_AHEAD * seconds) + spent
+        self._book_lookup(seconds, self._lookup_seconds + perf_counter() - start)
+
+    def _book_lookup(self, seconds: float, spent: float) -> None:
+        """Book a pass without a draft: looking for one is done only as far as it pays."""
+        if self._was_asked and not self._options.depth:
+            self._lookup_debt = max(self._lookup_debt, -_LOOKUP_AHEAD * seconds) + spent
         self._lookup_debt -= self.lookup_share * seconds
+
+    def record_shared(
+        self, seconds: float, proposal: Proposal | None = None, accepted: int = 0, compared: int = 0
+    ) -> None:
+        """Learn as from other passes, but nothing about costs, from one over tokens of other answers too."""
+        if proposal:
+            record = PassRecord(0.0, proposal.drafter, proposal.buckets, accepted, compared)
+            if self._suffix is not None:
+                self._suffix.start_verify()
+        else:
+            record = PassRecord(0.0)
+            self._book_lookup(seconds, self._lookup_seconds)
+        if self._model is not None:
+            self._model.take_wait_ms()
+        self._stats.record(record)
+        self._controller.record_shared(record)
 
     def record_verify(
         self, proposal: Proposal, accepted: int, compared: int, seconds: float, rollback: float, again: int

@@ -10,8 +10,9 @@ Each lane has cells of its own in the KV cache (`kv_unified` False), because the
 holds for each: cells in the order of the tokens, so that attention over them gives the same bits as alone; a window
 that others do not push out; cutting and states. One cache for all would mix the cells of the lanes, and every token
 would go over all of them. The price: llama.cpp evaluates the lanes of one pass in step (split_equal in
-llama-batch.cpp), and only neighboring ones. So the tokens of a prompt get passes of their own, and a lane between two
-others gets a token too: the next one of its prompt, or one that is dropped afterwards.
+llama-batch.cpp), and only neighboring ones. So the tokens of a prompt get passes of their own, and a pass that verifies
+drafts has equally many tokens of each lane, and of those between: the next ones of a prompt, or some that are dropped
+afterwards.
 
 A prompt is read in slices between the passes of the other answers, which together get a share of the time.
 """
@@ -29,6 +30,7 @@ import numpy as np
 
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.sequence import OK, Aborted, Sequence
+from cpuchat.speculation.depth.shared import shared_depth
 
 _SLICE_SECONDS: Final = 0.2
 """Of a slice of a prompt: how long the text of the others pauses, and a stop waits."""
@@ -45,6 +47,7 @@ class Lane(Sequence):
     def __init__(self, context: Any, passes: Passes, *, n_vocab: int, abort: AbortFlag, n_window: int, id: int) -> None:
         super().__init__(context, n_vocab=n_vocab, abort=abort, n_window=n_window, id=id, lock=passes.lock)
         self._shared_passes = passes
+        self._chances: Tokens[float] = ()
 
     @property
     def has_company(self) -> bool:
@@ -54,8 +57,14 @@ class Lane(Sequence):
     def is_evaluated_here(self) -> bool:
         return self._shared_passes.is_here
 
+    def verify(self, tokens: Tokens[int], chances: Tokens[float]) -> int:
+        n_held, self._chances = len(self), chances
+        super().verify(tokens, chances)
+        return len(self) - n_held - 1
+
     def evaluate(self, tokens: Tokens[int], whole: bool) -> None:
         passes = self._shared_passes
+        chances, self._chances = self._chances, ()
         self.is_shared = passes.is_shared
         if not self.is_shared:
             self._offset, self._is_stepping = 0, self._is_stepping and passes.last is self
@@ -65,7 +74,7 @@ class Lane(Sequence):
             return
         start, self._is_stepping = perf_counter(), False
         try:
-            self._offset = passes.evaluate(self, tokens, int(self._wanted[: len(tokens)].sum()))
+            self._offset = passes.evaluate(self, tokens, int(self._wanted[: len(tokens)].sum()), chances)
         finally:
             self.decode_seconds += perf_counter() - start
         self._passes += 1
@@ -91,11 +100,12 @@ class Lane(Sequence):
 @dataclass(eq=False)
 class _Request:
     """Tokens that an answer waits for; the first `done` of them are evaluated. `offset`: of the first token from the
-    beginning of the last pass; negative where an earlier pass had it."""
+    beginning of the last pass; negative where an earlier pass had it. `chances`: of a draft, as in `Lane.verify`."""
 
     sequence: Lane
     tokens: Tokens[int]
     n_outputs: int
+    chances: Tokens[float] = ()
     done: int = 0
     offset: int = 0
     error: Exception | None = None
@@ -111,6 +121,11 @@ class _Request:
         """Return whether it decodes or verifies, in one pass: every token gets a row."""
         return self.n_outputs == len(self.tokens)
 
+    def cut(self, depth: int) -> None:
+        """Leave out what is drafted beyond `depth`."""
+        self.tokens = self.tokens[: 1 + min(depth, len(self.chances))]
+        self.n_outputs = len(self.tokens)
+
 
 class Passes:
     """Evaluates the lanes of one context. Made on the engine's thread.
@@ -124,6 +139,7 @@ class Passes:
         lanes: all sequences, by their id.
         is_shared: there are answers beside the one on the engine's thread, or without one there.
         last: the lane that evaluated the last pass by itself: the next may move the rows that it knows the place of.
+        pass_ms: calibrated ms of passes over 1, 2, ... tokens; () = not calibrated: then no pass verifies drafts.
     """
 
     def __init__(self, context: Any, n_outputs: int, share: float) -> None:
@@ -132,6 +148,7 @@ class Passes:
         self.lanes: list[Lane] = []
         self.is_shared = False
         self.last: Lane | None = None
+        self.pass_ms: Tokens[float] = ()
         self._n_outputs = n_outputs
         self._share = share
         self._engine_thread = threading.get_ident()
@@ -143,7 +160,7 @@ class Passes:
         self._was_slice = False
         self._token_seconds = _SLICE_SECONDS / _TILE  # of a prompt, followed
         self._never, self._is_stoppable = AbortFlag(), True
-        self._n_batch = n_batch = int(llama.llama_n_batch(context))
+        n_batch = int(llama.llama_n_batch(context))
         self._batch = llama.llama_batch_init(n_batch, 0, 1)
         arrays = (self._batch.token, self._batch.pos, self._batch.logits)
         self._arrays = tuple(np.ctypeslib.as_array(one, (n_batch,)) for one in arrays)
@@ -182,10 +199,11 @@ class Passes:
             self._is_stoppable = True
             llama.llama_set_abort_callback(self.context, abort.callback, abort.data)
 
-    def evaluate(self, sequence: Lane, tokens: Tokens[int], n_outputs: int) -> int:
-        """Evaluate the batch of a lane, which holds these tokens and gets rows for the last `n_outputs`; returns the
-        offset of its first token in the last pass. Raises as `Sequence.extend`."""
-        request = _Request(sequence, tokens, n_outputs)
+    def evaluate(self, sequence: Lane, tokens: Tokens[int], n_outputs: int, chances: Tokens[float]) -> int:
+        """Evaluate the batch of a lane, which holds these tokens and gets rows for the last `n_outputs`; of a draft
+        with these `chances` only what pays. Returns the offset of its first token in the last pass. Raises as
+        `Sequence.extend`."""
+        request = _Request(sequence, tokens, n_outputs, chances)
         request.over.acquire()
         with self._changed:
             self._reading.discard(sequence)
@@ -234,14 +252,24 @@ class Passes:
         steps = [one for one in self._waiting if one.is_step]
         prompts = [one for one in self._waiting if not one.is_step]
         if steps and (not prompts or self._was_slice or self._owed > 0):
-            chosen, n_rows = list[tuple[_Request, int]](), 0
+            del steps[self._n_outputs :]
+            ids = [one.sequence.id for one in steps]
+            lanes = [one for one in self.lanes[min(ids) : max(ids) + 1] if len(one.tokens) < one.n_ctx]
+            depth = self._depth(steps, lanes)
             for one in steps:
-                n_rows += one.n_outputs
-                fits = n_rows + len(self.lanes) <= self._n_batch or not chosen  # a lane between others gets a token
-                if n_rows <= self._n_outputs and fits:
-                    chosen.append((one, one.left))
-            return self._without_gaps(chosen, prompts), False
+                one.cut(depth)
+            chosen = [(one, one.left) for one in steps]
+            for one in prompts:  # between lanes of the pass
+                if one.sequence in lanes and one.left > one.n_outputs:
+                    chosen.append((one, min(1 + depth, one.left - one.n_outputs)))
+            return chosen, False
         return self._slices(prompts), bool(steps)
+
+    def _depth(self, steps: list[_Request], lanes: list[Lane]) -> int:
+        """Return how many drafted tokens of each request to evaluate in a pass over these lanes."""
+        room = min(lane.n_ctx - len(lane.tokens) for lane in lanes) - 1
+        max_depth = min(room, lanes[0].n_ubatch // len(lanes) - 1)
+        return shared_depth([one.chances for one in steps], self.pass_ms, len(lanes), max_depth, self._n_outputs)
 
     def _slices(self, prompts: list[_Request]) -> list[tuple[_Request, int]]:
         """Return the next slice of the shortest prompt, with as much of those in neighboring lanes if there is time:
@@ -257,12 +285,6 @@ class Passes:
                 lane += step
         return [(one, n) for one in chosen[: size // n]]
 
-    def _without_gaps(self, chosen: list[tuple[_Request, int]], prompts: list[_Request]) -> list[tuple[_Request, int]]:
-        """Add a token of the prompts that wait between the lanes of a pass."""
-        ids = [one.sequence.id for one, _ in chosen]
-        between = range(min(ids), max(ids))
-        return chosen + [(one, 1) for one in prompts if one.sequence.id in between and one.left > one.n_outputs]
-
     def _evaluate(self, chosen: list[tuple[_Request, int]]) -> None:
         """Evaluate the next tokens of each request in one pass; where that fails, one after the other."""
         with self.lock:
@@ -271,7 +293,7 @@ class Passes:
                 self._is_stoppable = False
                 llama.llama_set_abort_callback(self.context, self._never.callback, self._never.data)
             chosen = sorted(chosen, key=lambda one: one[0].sequence.id)
-            status, offsets = self._decode(chosen)
+            status, offsets, padded = self._decode(chosen)
             failed = chosen if status != OK else []
             for (request, n), at in zip(chosen, offsets, strict=True):
                 sequence = request.sequence
@@ -281,6 +303,8 @@ class Passes:
                 sequence.tokens.extend(request.tokens[request.done : request.done + n])
                 request.offset = at - request.done
                 request.done += n
+            for lane in padded:
+                lane.drop_unknown()
         if len(failed) > 1:
             for one in failed:
                 self._evaluate([one])
@@ -292,34 +316,34 @@ class Passes:
                 elif not request.left:
                     self._end(request)
 
-    def _decode(self, chosen: list[tuple[_Request, int]]) -> tuple[int, list[int]]:
-        """Return what llama_decode did, and where the tokens of each request begin in the batch."""
-        n_tokens, offsets, idle = 0, list[int](), list[Lane]()
+    def _decode(self, chosen: list[tuple[_Request, int]]) -> tuple[int, list[int], list[Lane]]:
+        """Return what llama_decode did, where the tokens of each request begin in the batch, and the lanes that got
+        tokens to be dropped."""
+        n_tokens, offsets, padded = 0, list[int](), list[Lane]()
         first, last = chosen[0][0].sequence.id, chosen[-1][0].sequence.id
         by_lane = {request.sequence.id: (request, n) for request, n in chosen}
+        width = max(n for _, n in chosen)
         for lane in self.lanes[first : last + 1]:
-            request, n = by_lane.get(lane.id, (None, 1))
-            if request is None:
-                if len(lane.tokens) >= lane.n_ctx:
-                    continue  # llama.cpp reads the weights once more
-                idle.append(lane)
-                values: tuple[Any, ...] = (0, len(lane.tokens), 0)
-            else:
+            request, n = by_lane.get(lane.id, (None, 0))
+            past, end = len(lane.tokens), n_tokens + width
+            if request is None and past + width > lane.n_ctx:
+                continue  # llama.cpp reads the weights once more
+            for array, padding in zip(self._arrays, (0, np.arange(past, past + width), 0), strict=True):
+                array[n_tokens:end] = padding
+            if request is not None:
                 offsets.append(n_tokens)
-                values = lane.read_batch(request.done, n)
-            for array, value in zip(self._arrays, values, strict=True):
-                array[n_tokens : n_tokens + n] = value
-            for i in range(n_tokens, n_tokens + n):
+                for array, value in zip(self._arrays, lane.read_batch(request.done, n), strict=True):
+                    array[n_tokens : n_tokens + n] = value
+            if n < width:
+                padded.append(lane)
+            for i in range(n_tokens, end):
                 self._batch.seq_id[i][0] = lane.id
-            n_tokens += n
+            n_tokens = end
         self._batch.n_tokens = n_tokens
         sequence = self.lanes[0]
         if sequence.pool is not None:
             sequence.pool.prepare(sequence, perf_counter())
-        status = llama.llama_decode(self.context, self._batch)
-        for lane in idle:
-            lane.drop_unknown()
-        return status, offsets
+        return llama.llama_decode(self.context, self._batch), offsets, padded
 
     def _book(self, seconds: float, chosen: list[tuple[_Request, int]], is_slice: bool) -> None:
         """Book the time of a pass: after a slice of a prompt the others get theirs."""

@@ -251,6 +251,13 @@ class Sequence:
         self._batch.n_tokens = n
         self.evaluate(tokens, whole)
 
+    def verify(self, tokens: Tokens[int], chances: Tokens[float]) -> int:
+        """Evaluate a token and a draft after it, whole, each with a row of logits. Returns how many tokens of the draft
+        were evaluated: all, or in a pass over tokens of other answers too as many as pay there, by the `chances` that
+        they are accepted, each with all before it. Raises as `extend`."""
+        self.extend(tokens, n_outputs=len(tokens), whole=True)
+        return len(tokens) - 1
+
     def step(self, token: int) -> np.ndarray:
         """Evaluate one token, whole, and return the logits after it. Raises as `extend`."""
         self._first_token[0] = token

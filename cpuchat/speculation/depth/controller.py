@@ -13,6 +13,8 @@ is off, `DepthController.off` says why.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import tokens_per_pass
@@ -91,9 +93,7 @@ class DepthController:
         n, costs, plain = record.drafted, self._costs, self.plain_ms or record.verify_ms
         ms, gained = record.verify_ms + record.draft_ms + record.rollback_ms, 0.0
         if record.drafter is not None:
-            acceptance = self._acceptance[record.drafter]
-            for position, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
-                acceptance.observe(bucket, position < record.accepted)
+            acceptance = self._observe(record.drafter, record)
             if costs is not None and (n or record.drafter == "draft"):
                 ms = costs.record_verify(record)
             is_model, gained = record.drafter == "draft", (record.accepted + 1) * plain - ms
@@ -123,19 +123,36 @@ class DepthController:
             self._has_read = False
             gained -= self._after_read.ms[0]
         self._was_plain = n == 0
-        self._passes_since_draft = 0 if n else self._passes_since_draft + 1
-        self._last_depth = n or self._last_depth
-        tokens = record.accepted + 1
-        self._n_written += tokens
-        self._unread += tokens
-        self._scorable += tokens
+        self._count(record)
         weight = CONSTANTS.recent_weight
-        self._recent = (weight * self._recent[0] + tokens, weight * self._recent[1] + ms)
+        self._recent = (weight * self._recent[0] + record.accepted + 1, weight * self._recent[1] + ms)
         left = self._budget + CONSTANTS.budget_share * ms
         if gained < 0:  # bad luck must not keep it from being asked again
             gained = max(gained, min(0.0, CONSTANTS.min_budget * plain - left))
         self._budget = min(CONSTANTS.max_budget * plain, left + gained)
         self._rates = None
+
+    def record_shared(self, record: PassRecord) -> None:
+        """Learn from a pass over tokens of other answers too, which tells nothing of what passes cost."""
+        if record.drafter is not None:
+            self._observe(record.drafter, record)
+        self._was_plain = False
+        self._count(record)
+        self._rates = None
+
+    def _observe(self, drafter: DrafterName, record: PassRecord) -> Acceptance:
+        acceptance = self._acceptance[drafter]
+        for position, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
+            acceptance.observe(bucket, position < record.accepted)
+        return acceptance
+
+    def _count(self, record: PassRecord) -> None:
+        n, tokens = record.drafted, record.accepted + 1
+        self._passes_since_draft = 0 if n else self._passes_since_draft + 1
+        self._last_depth = n or self._last_depth
+        self._n_written += tokens
+        self._unread += tokens
+        self._scorable += tokens
 
     def record_scores(self, drafter: DrafterName, buckets: Sequence[int], accepted: Sequence[bool]) -> None:
         """Learn from what a drafter would have proposed, in the order of the text, and whether it was written."""
@@ -161,6 +178,10 @@ class DepthController:
             self._has_read = True
         self._rates = None
 
+    def chances(self, proposal: Proposal) -> list[float]:
+        """Return the chances that the tokens of a proposal are accepted, each with all before it."""
+        return list(accumulate(map(self._acceptance[proposal.drafter].rate, proposal.buckets), mul))
+
     def free_depth(self, proposal: Proposal) -> int:
         """Return how many tokens of a proposal of suffix decoding are worth verifying now."""
         max_depth = min(len(proposal), self._max_depth)
@@ -177,11 +198,9 @@ class DepthController:
             read = costs.read.ms[0]
         if self._passes_since_draft < CONSTANTS.recent_rate_passes and self._recent[1] > 0:
             rate = max(rate, CONSTANTS.recent_rate_share * self._recent[0] / self._recent[1])
-        acceptance = self._acceptance[proposal.drafter]
-        reached = total = 1.0
+        total = 1.0
         best, depth = CONSTANTS.free_min_gain + (0.0 if self.plan else 1.0 - rate * costs.plain_ms), 0
-        for n, bucket in enumerate(proposal.buckets[: self._max_depth], 2):
-            reached *= acceptance.rate(bucket)
+        for n, reached in enumerate(self.chances(proposal)[: self._max_depth], 2):
             total += reached
             extra = read * (total - 1) + costs.rollback.ms[0] * (1.0 - reached)
             if (worth := total - rate * (costs.times.ms[n - 1] + extra)) > best:

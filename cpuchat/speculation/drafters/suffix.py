@@ -331,14 +331,22 @@ class ScoredDrafter:
     def propose(self, max_n: int) -> Proposal:
         """Return the proposal, cut to what is worth a pass; empty: none of it is. The caller verifies it, so it is not
         scored here."""
-        self._is_asked = True
-        proposal = self._drafter.propose(max_n)
+        proposal = self.offer(max_n)
         depth = min(self._worth(proposal), len(proposal)) if proposal.tokens else 0
         if depth > 0:
-            self._pending = None
-        elif proposal.tokens and self._pending is None:
-            self._pending, self._compared = proposal, 0
+            self.start_verify()
         return proposal.cut(depth)
+
+    def offer(self, max_n: int) -> Proposal:
+        """Return the whole proposal. It is scored, unless `start_verify` says that the caller verifies some of it."""
+        self._is_asked = True
+        proposal = self._drafter.propose(max_n)
+        if proposal.tokens and self._pending is None:
+            self._pending, self._compared = proposal, 0
+        return proposal
+
+    def start_verify(self) -> None:
+        self._pending = None
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens that were written, with or without a draft."""

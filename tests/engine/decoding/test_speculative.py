@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +104,6 @@ def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker],
         check_passes(drafted, depth, n)
 
 
-def test_passes_in_company_count_and_teach_nothing(
-    pair: Callable[..., Talker], plain: Talker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafted, company = pair(1.0), cycle([True] * 3 + [False])
-    monkeypatch.setattr(type(drafted.target.sequence), "has_company", property(lambda _: next(company)))
-    taught: list[float] = []
-    monkeypatch.setattr(drafted.speculator, "record_plain", taught.append)
-    ends = chain(PROMPT[-1], 16)[-1]
-    said = drafted.say(PROMPT, drafts(2), is_eog=lambda token: token == ends)
-    # Rounds of three tokens, one for each pass in company, and one draft with the three tokens of its pass.
-    assert said.figures is not None and len(said.tokens) == 15 and not taught
-    assert (said.figures.passes, said.figures.draft_n) == (10, 4)
-
-
 def check_passes(drafted: Talker, depth: int, n: int) -> None:
     ends = chain(PROMPT[-1], n + 1)[-1]
     said = drafted.say(PROMPT, drafts(depth), is_eog=lambda token: token == ends)
@@ -138,8 +124,7 @@ def test_adaptive_text(pair: Callable[..., Talker], plain: Talker, drafters: tup
 
 def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: Talker) -> None:
     """Drafts, plain steps and listening in any order, over several turns; the answer repeats parts of the prompt."""
-    wandering = Wandering(0)
-    drafted = pair(0.5).decide(wandering)
+    drafted = pair(0.5).decide(Wandering(0))
     prompt = [*chain(500, 40), 261, *chain(500, 20)]
     names = set()
     for turn in range(3):
@@ -150,7 +135,7 @@ def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: 
         assert said.figures is not None
         names |= {count.name for count in said.figures.by_drafter if count.draft_n_accepted}
         prompt = [*prompt, *said.tokens, 300 + turn, *prompt[-20:]][-200:]
-    assert names >= {"draft", "suffix"} and len(wandering.plans) > 4
+    assert names >= {"draft", "suffix"}
 
 
 SAMPLINGS = {
