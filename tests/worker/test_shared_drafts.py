@@ -15,6 +15,8 @@ import pytest
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine.drafting import calibration
+from cpuchat.engine.states.prompt import RenderedPrompt
+from cpuchat.engine.states.store import StateStore
 from cpuchat.protocol.messages import (
     Event,
     Generate,
@@ -183,3 +185,26 @@ def test_without_a_calibration_nothing_is_drafted_beside_others(here: Chat, tmp_
     open_lanes(here, tmp_path, calibrate=False)
     said = at_once(here, REQUESTS["repeats"], REQUESTS["plain"])
     assert [one.finished.timings.draft_n for one in said] == [0, 0]
+
+
+def test_what_another_lane_drafted_and_dropped_is_not_copied(
+    here: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_lanes(here, tmp_path)
+    lane, other = here.loaded.lanes[:2]
+    key, tokens = StateKey(owner="me", chat=""), list(range(70, 130))
+    prompt = RenderedPrompt(b"".join(map(lane.piece, tokens)), tokens)
+    lane.begin(prompt, key)
+    lane.sequence.extend(tokens)
+    leave = StateStore.leave
+
+    def leave_late(store: StateStore, *given: Any, **named: Any) -> None:
+        leave(store, *given, **named)
+        if store is other and store.live.key.owner:  # it has chosen to copy: the lane goes on with something else
+            lane.sequence.truncate(20)
+            lane.sequence.extend(tokens[:50])
+
+    monkeypatch.setattr(StateStore, "leave", leave_late)
+    other.begin(prompt, key)
+    held = other.sequence.tokens
+    assert held == tokens[: len(held)]

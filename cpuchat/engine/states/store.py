@@ -449,7 +449,9 @@ class StateStore:
         loaded: list[tuple[State, np.ndarray]] = []
         for one in states:
             one.used = self._kept.requests
-            if (data := self._loaded(one)) is None:
+            data = self._loaded(one)
+            # Of another lane the plan knew a draft too, which was rejected meanwhile.
+            if data is None or shared_tokens(one.tokens, self._prompt) < plan.n:
                 return self._drop(one)
             loaded.append((one, data))
         drafted, target = base.draft if base is not None else None, self._draft
