@@ -202,6 +202,8 @@ class Speculator:
         """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too.
 
         After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes."""
+        if self._suffix is not None and proposal.drafter == "suffix":
+            self._suffix.start_verify()  # offered for a shared pass whose company has left
         draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
         model = self._model if proposal.drafter == "draft" else None
         self._record(
