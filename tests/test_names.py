@@ -18,6 +18,7 @@ FOREIGN = {
     *("json_schema_to_gbnf", "llama_grammar", "StructInfo_Convert", "_core", "c"),  # llama-cpp-python, msgspec
     *("delete_revisions", "hf_hub_download", "incomplete", "ETAG", "RANDOM"),  # huggingface_hub, its cache
     *("Host", "RateLimit", "cache_control"),  # headers and fields of requests
+    *("graph_mtp", "nextn_layer_offset", "t_layer_inp", "t_h_nextn"),  # of llama.cpp's graphs
     *("_ts", "nan", "pp512"),  # parts of names, values
 }
 

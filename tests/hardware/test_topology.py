@@ -158,7 +158,7 @@ def test_nodes_of_cores_without_memory(tmp_path: Path) -> None:
     facts = gather_facts(refused=lambda _: "", counts=False, root=root)
     assert facts.placement is not None and len(facts.placement.cpus) == 24
     assert facts.placement.memory_policy.words == "interleave:1-2"
-    assert candidates(facts.topology)[0].reason == "All 24 cores, shared, with memory interleaved over 2 nodes."
+    assert candidates(facts.topology)[0].reason == "All 24 cores, with memory interleaved over 2 nodes."
     found = next(one for one in examine(facts) if one.title == "NUMA nodes without memory")
     assert "2 nodes (0,3)" in found.evidence and "node:1-2" in found.fix
     words = nodes_words(facts.topology, facts.free_on)

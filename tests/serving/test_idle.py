@@ -30,14 +30,15 @@ def test_an_idle_model_gives_its_memory_back_and_any_request_loads_it_again(tiny
         text = running.post(chat("Hello")).json()["choices"][0]["message"]["content"]
         wait_until_unloaded(running)
         wait_until_no_child(running)
+        loads = running.metric("model_loads_total") or 0
         assert running.http.get("/health").json() == {"status": "ok", "model": "unloaded"}
         assert running.http.get("/v1/models").json()["data"][0]["id"] == "tiny-F32"
-        assert running.metric("model_loads_total") == 1  # none of these loads it
+        assert running.metric("model_loads_total") == loads  # none of these loads it
         again = running.post(chat("Hello")).json()
         assert again["choices"][0]["message"]["content"] == text
         wait_until_unloaded(running)
         counted = running.http.post("/v1/messages/count_tokens", json=chat("Hello"))
         assert counted.status_code == 200 and counted.json()["input_tokens"] == again["usage"]["prompt_tokens"]
-        assert (running.metric("model_loads_total") or 0) >= 3
+        assert (running.metric("model_loads_total") or 0) >= loads + 2
     log = (tmp_path / "stderr.txt").read_text()
     assert log.count("unloaded tiny-F32 after 0.01 idle minutes") >= 2 and "loaded tiny-F32 again" in log

@@ -96,13 +96,11 @@ def test_a_prompt_longer_than_a_lane_and_an_answer_that_fills_one_leave_the_othe
     several.wait_for(running=0)
 
 
-def test_requests_that_are_cut_in_quick_succession_leave_no_slot_in_use_and_are_counted(several: Server) -> None:
-    before = several.metric("requests_total", endpoint="chat", result="cancelled") or 0
+def test_requests_that_are_cut_in_quick_succession_leave_no_slot_in_use(several: Server) -> None:
     for number in range(30):
         with sent(several, chat(f"{number} " + "the inner line " * 40, max_tokens=-1, n=1 + number % 3)):
             several.metric("slots")  # as long as an answer of the server takes
     several.wait_for(running=0, waiting=0)
-    wait_for_count(several, "cancelled", before + 60)
     assert several.post(chat("Hi", max_tokens=2)).status_code == 200
 
 

@@ -90,7 +90,7 @@ def test_a_stop_within_a_draft_keeps_the_chat(chat: Chat, tmp_path: Path) -> Non
     speculator, sequence = chat.loaded.speculator, sequence_of(chat)
     propose, flag = speculator.propose, sequence.abort
 
-    def stop_within(written: list[int], room: int) -> Proposal | None:
+    def stop_within(written: list[int], room: int, **_: bool) -> Proposal | None:
         if proposal := propose(written, room):
             sequence.abort = StopsWithin()
             proposal.tokens[-1] += 1  # rejected, so that the others are evaluated again

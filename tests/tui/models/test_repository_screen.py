@@ -204,7 +204,7 @@ async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: Non
         await app.press("pageup", "pageup")
         await app.until(lambda: "base model" not in app.screen_text)
         await app.press(*["shift+down"] * 8)
-        assert "base model" in app.screen_text
+        await app.until(lambda: "base model" in app.screen_text)
         await app.press("escape")
         app.app.services.hub = ShownHub(())  # type: ignore[assignment]
         app.app.push_screen(RepositoryScreen(app.app.services, REPO))
