@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import run
-from tests.serving.test_cancel import CHAT, first_text, forever, sent, wait_for_count
+from tests.serving.test_cancel import CHAT, first_text, forever, sent
 from tests.support.serving import Server, chat, server
 
 
