@@ -18,7 +18,7 @@ from typing import TypeGuard, TypeVar
 import msgspec
 
 from cpuchat.backend.base import NO_MODEL, ModelBackend, place_here
-from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, Spawner, WorkerProcess, watch_over
+from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, WorkerProcess, spawn, watch_over
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
@@ -61,7 +61,6 @@ class LocalBackend(ModelBackend):
         self._state_dir = state_dir
         self._state_limit = state_limit
         self._log_dir = log_dir or paths.log_dir()
-        self.spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
         self.resumes = False
         """As of `LoadModel`."""
@@ -77,7 +76,7 @@ class LocalBackend(ModelBackend):
         It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
         `load`.
         """
-        self._prepared = self.spawner.spawn(self._log_dir, lambda: _launch(place_here(spec), cpu_module))
+        self._prepared = spawn(self._log_dir, lambda: _launch(place_here(spec), cpu_module))
 
     async def start(self, cpu_module: str = AUTO) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
@@ -244,7 +243,6 @@ class LocalBackend(ModelBackend):
         async with self._starting:  # a start in progress sees that it is no longer wanted
             if (prepared := await self._take_prepared()) is not None:
                 await _discard(prepared)
-            self.spawner.close()
 
     @contextlib.asynccontextmanager
     async def _exchange(self, command: LoadModel | Generate | Measure | Score) -> AsyncIterator[_Exchange]:
@@ -300,7 +298,7 @@ class LocalBackend(ModelBackend):
             await _discard(worker)
             worker = None
         try:
-            worker = worker or await WorkerProcess.start(self.spawner, self._log_dir, launch)
+            worker = worker or await WorkerProcess.start(self._log_dir, launch)
         except OSError as error:
             return Failed(code=WorkerDied.code, message=f"Cannot start the inference worker: {error}.")
         if self._closed:

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from cpuchat.base.errors import Interrupted, WorkerDied, WorkerStuck
-from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command
+from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command, starter
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE
 from cpuchat.protocol.messages import (
@@ -74,44 +74,31 @@ class Spawned:
     launch: Launch
 
 
-class Spawner:
-    """Starts worker processes from one long-lived thread; needs no event loop.
-
-    On Linux niceness belongs to a thread and a child inherits it from the one that starts it. The user interface
-    lowers itself once it runs; a worker that is started after that must not be lowered with it.
+def spawn(
+    log_dir: Path, launch: Callable[[], Launch], module: Sequence[str] = WORKER, **environment: str
+) -> Future[Spawned]:
+    """Start a worker as `launch`, called in the thread of the `starter`, returns; or another `module` with its
+    arguments, and with `environment` added to what it inherits. Needs no event loop. The result raises OSError, and
+    what `launch` raises.
     """
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
-        self._thread.submit(lambda: None)  # which has the thread made now, by a caller that is not lowered yet
+    def start() -> Spawned:
+        wanted, log = launch(), _new_log(log_dir)
+        # numpy must not start a thread pool of its own beside llama.cpp's.
+        more = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
+        with log.open("wb") as stderr:
+            # A process group of its own, so that no helper of the worker outlives it.
+            process = subprocess.Popen(
+                launch_command(wanted.memory_policy, python_command("-m", *module)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=child_environment(**more, **{MODULE_VARIABLE: wanted.cpu_module}),
+                process_group=0 if sys.platform != "win32" else None,
+            )
+        return Spawned(process, log, wanted)
 
-    def spawn(
-        self, log_dir: Path, launch: Callable[[], Launch], module: Sequence[str] = WORKER, **environment: str
-    ) -> Future[Spawned]:
-        """Start a worker as `launch`, called in the thread, returns; or another `module` with its arguments, and with
-        `environment` added to what it inherits. The result raises OSError, and what `launch` raises.
-        """
-
-        def start() -> Spawned:
-            wanted, log = launch(), _new_log(log_dir)
-            # numpy must not start a thread pool of its own beside llama.cpp's.
-            more = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
-            with log.open("wb") as stderr:
-                # A process group of its own, so that no helper of the worker outlives it.
-                process = subprocess.Popen(
-                    launch_command(wanted.memory_policy, python_command("-m", *module)),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    env=child_environment(**more, **{MODULE_VARIABLE: wanted.cpu_module}),
-                    process_group=0 if sys.platform != "win32" else None,
-                )
-            return Spawned(process, log, wanted)
-
-        return self._thread.submit(start)
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False)
+    return starter().submit(start)
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
@@ -154,9 +141,9 @@ class WorkerProcess:
         self._loop.add_reader(self._output, self._read)
 
     @classmethod
-    async def start(cls, spawner: Spawner, log_dir: Path, launch: Launch) -> WorkerProcess:
+    async def start(cls, log_dir: Path, launch: Launch) -> WorkerProcess:
         """Start a worker. Raises OSError."""
-        return cls(await asyncio.wrap_future(spawner.spawn(log_dir, lambda: launch)))
+        return cls(await asyncio.wrap_future(spawn(log_dir, lambda: launch)))
 
     @property
     def alive(self) -> bool:

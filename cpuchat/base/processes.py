@@ -6,13 +6,17 @@ The launcher of every worker imports this: what takes long to import (asyncio, m
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _NAMES = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "LANGUAGE", "TMPDIR", "TEMP", "TMP",
@@ -79,6 +83,20 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+@functools.cache
+def starter() -> ThreadPoolExecutor:
+    """Return the one thread of this process that starts what computes: workers and measurements.
+
+    On Linux niceness belongs to a thread and a child inherits it from the one that starts it. The user interface
+    lowers itself once it runs; what it starts after that must not be lowered with it, so this thread is made before.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
+    thread.submit(lambda: None)  # which has the thread made now
+    return thread
 
 
 T = TypeVar("T")

@@ -215,7 +215,7 @@ class PlainChat:
             case Failed():
                 self._fail(event)
             case _:
-                show_state(event, self._terminal, self._chat.conversation.meter.prefill_left_s)
+                show_state(event, self._terminal, self._chat.conversation.meter.prefill_left_s())
 
     def _end_load(self, event: events.LoadEnded) -> None:
         if not isinstance(event.last, ModelLoaded):

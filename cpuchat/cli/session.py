@@ -164,7 +164,7 @@ class Session:
             begin(self.conversation.stop())  # Ctrl+C came before the worker was ready for it
         if isinstance(event, Failed):
             raise error_of(event, is_interrupted=self.interrupted)
-        show_state(event, self._terminal, self.conversation.meter.prefill_left_s)
+        show_state(event, self._terminal, self.conversation.meter.prefill_left_s())
 
 
 def tell_notes(conversation: Conversation, model: ModelInfo, terminal: TerminalOutput, by: str = "") -> None:

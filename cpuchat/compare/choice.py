@@ -55,7 +55,7 @@ def choose(files: FilePair, verdict: Verdict, agreement: Agreement | None) -> in
     """Return the side to use: the larger file, unless the smaller one is faster and loses little; None while that
     cannot be told."""
     noisy = verdict.kind == "noisy"
-    if verdict.kind in ("incomplete", "disturbed") or (noisy and verdict.n_rounds < MIN_ROUNDS):
+    if verdict.kind in ("incomplete", "short", "disturbed") or (noisy and verdict.n_rounds < MIN_ROUNDS):
         return None
     if noisy or verdict.kind == "same" or (verdict.speed > 1) == bool(files.larger):
         return files.larger

@@ -54,7 +54,8 @@ class ComparisonRow:
 
 
 Kind = Literal[
-    "incomplete",  # a side has no speed, or was stopped
+    "incomplete",  # a side failed, or was stopped
+    "short",  # both are complete, and one has no speed: it takes two tokens
     "disturbed",  # other programs were using the cores
     "cached",  # the weights of both stay in L3: bytes do not decide
     "same",  # any difference is too small to matter
@@ -152,9 +153,10 @@ def asked_after(n_rounds: int) -> float:
 
 def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdict:
     speed = rows.get("tok_s")
-    rounds = [one for one in rounds if one.complete and one.ratio is not None]  # an answer of one token has no rate
+    complete = [one for one in rounds if one.complete]
+    rounds = [one for one in complete if one.ratio is not None]
     if speed is None or not speed.ratio or not rounds:
-        return Verdict("incomplete")
+        return Verdict("short" if complete else "incomplete")
     shortest_ms = min(one.timings.predicted_ms for done in rounds for one in done.answers if one.timings is not None)
     a, b = ([figure("tok_s", one.answers[side]) or 0.0 for one in rounds] for side in (0, 1))
     found = compare(a, b, asked=asked_after(len(rounds)), seconds=max(shortest_ms / 1e3, 0.01))

@@ -111,7 +111,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def leader(self) -> int | None:
         """Return the faster side; None where that cannot be said."""
         verdict = self.verdict
-        if verdict.kind in ("incomplete", "disturbed", "same") or (verdict.kind == "noisy" and verdict.n_rounds > 1):
+        if verdict.kind in ("incomplete", "short", "disturbed", "same") or (
+            verdict.kind == "noisy" and verdict.n_rounds > 1
+        ):
             return None
         return int(verdict.speed > 1)
 

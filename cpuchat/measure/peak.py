@@ -20,7 +20,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.files import file_lock, is_locked
-from cpuchat.base.processes import child_environment, python_command
+from cpuchat.base.processes import child_environment, python_command, starter
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.bandwidth.theoretical import usual_read
 from cpuchat.hardware.memory import available_bytes
@@ -224,9 +224,11 @@ def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[st
     """
     end = monotonic() + limit
     try:
-        process = subprocess.Popen(
-            command, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        none, pipe = subprocess.DEVNULL, subprocess.PIPE
+        start = starter().submit(
+            subprocess.Popen[bytes], command, env=child_environment(), stdin=none, stdout=pipe, stderr=pipe
         )
+        process = start.result()
     except OSError as error:
         raise ProbeFailed(f"Cannot start the measuring process: {error.strerror}.") from None
     with process:

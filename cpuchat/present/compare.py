@@ -30,6 +30,7 @@ from cpuchat.present.answers import roofline_json, timings_json
 from cpuchat.present.models import why_here
 from cpuchat.present.quality import one_in, token
 from cpuchat.telemetry import units
+from cpuchat.telemetry.meter import ChatFigures
 
 
 def _tok_s(value: float) -> str:
@@ -90,6 +91,8 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "", wait: str = 
     the keys that repeat the prompt, now and once the cores are idle, where there are any."""
     if found.kind == "incomplete":
         return ""
+    if found.kind == "short":
+        return "Too short for a verdict: a rate needs two tokens of each side."
     if found.kind == "disturbed":
         again = f"{repeat} repeats, {wait} waits for quiet." if repeat else "Repeat it."
         return f"Too noisy for a verdict: other programs were using the cores. {again}"
@@ -116,6 +119,14 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "", wait: str = 
             return f"{fast} reads {_bytes(share)} and is {speed} as fast: memory is not what limits it."
     reached = f"{100 * found.reached:.0f} % of" if found.reached < 0.995 else "all of"
     return f"{fast} reads {_bytes(share)} and is {speed} as fast: {reached} what the bytes allow."
+
+
+def waiting(figures: ChatFigures, name: str) -> str:
+    """Say what a side does that has written nothing yet."""
+    if figures.phase != "prefill":
+        return f"{name} is loading."
+    rate = figures.prefill_tok_s.value
+    return f"{name} reads the prompt{f': {_tok_s(rate)}' if rate else ''}."
 
 
 def _interval(found: Verdict, b_leads: bool) -> str:

@@ -385,11 +385,20 @@ class Meter:
         if event.processed > start[1]:
             self._prefill_points.append((now, event.processed))
 
-    @property
-    def prefill_left_s(self) -> float | None:
-        """Return the seconds that the rest of the prompt takes; None before that can be told."""
+    def prefill_left_s(self, now: float | None = None) -> float | None:
+        """Return the seconds that the rest of the prompt takes at `now` (None: at the newest event), at least 1 until
+        all is read; None before that can be told. Until this prompt has a rate it is that of those before, or the
+        predicted one.
+        """
         prefill = self._prefill
-        return None if prefill is None else seconds_left(self._prefill_points, prefill.total)
+        if prefill is None:
+            return None
+        left = seconds_left(self._prefill_points, prefill.total)
+        at, rest = self._prefill_points[-1][0], prefill.total - prefill.processed
+        left = self.prefill_s(rest) if left is None else left
+        if left is None or not rest:
+            return left
+        return max(1.0, left - max(0.0, (at if now is None else now) - at))
 
     def prefill_s(self, n_tokens: int) -> float | None:
         """Return about how many seconds the loaded model needs to read that many tokens; None when it is not known."""
@@ -532,7 +541,7 @@ class Meter:
             unreported=unreported,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             reuse=prefill.reuse if prefill else None,
-            prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
+            prefill_left_s=self.prefill_left_s(now) if self._phase == "prefill" else None,
             cores_share=timings.cores_share if timings is not None else self._live_share(),
             queued_s=timings.queued_s if timings is not None else None,
         )

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from textual.worker import Worker, WorkerError
 
+from cpuchat.base.processes import starter
+
 T = TypeVar("T")
 NICENESS = 5
 _SELDOM = 100  # collections of younger objects before a full one, which takes 10 to 30 ms: some minutes of an answer
@@ -31,8 +33,9 @@ def collect_garbage() -> None:
 def yield_to_inference() -> None:
     """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
 
-    Only once the worker runs, because a process inherits its parent's niceness.
+    What computes is started by a thread that is not lowered.
     """
+    starter()
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 

@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.backend import local
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import Launch, Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, WorkerProcess
 from cpuchat.hardware.numa.mempolicy import parse_policy
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
@@ -19,23 +19,32 @@ from cpuchat.protocol.messages import Failed, LoadOptions, ModelLoaded, StateKey
 from tests.support.chatting import chat, children, collect
 from tests.support.cores import ON_ONE_CPU
 
-# Niceness can only be raised, so a process of its own does it. The main thread lowers itself before each start.
+# Niceness can only be raised, so a process of its own does it: a chat's worker, then one of a comparison's and a
+# measurement of an app that has lowered itself.
 _NICE = """
 import asyncio, os, sys
-from pathlib import Path
-from cpuchat.backend.process import Launch, Spawner, WorkerProcess
+from cpuchat.backend.local import LocalBackend
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.runner import Side
+from cpuchat.config.settings import Settings
+from cpuchat.measure.peak import run_probe
+from cpuchat.tui.threads import yield_to_inference
 
 async def main() -> None:
-    spawner = Spawner()
     nices = [os.getpriority(os.PRIO_PROCESS, 0)]
-    for _ in range(2):
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 2)
-        worker = await WorkerProcess.start(spawner, Path(sys.argv[1]), Launch())
-        await worker.events.get()
-        nices.append(os.getpriority(os.PRIO_PROCESS, worker.pid))
-        await worker.close()
-    print(*nices)
-    spawner.close()
+
+    async def start(backend: LocalBackend) -> None:
+        assert await backend.start() is None
+        nices.append(os.getpriority(os.PRIO_PROCESS, backend.pid))
+        await backend.close()
+
+    await start(LocalBackend())
+    yield_to_inference()
+    comparison = Comparison((Side(path="a.gguf"), Side(path="b.gguf")), Settings())
+    await start(comparison.runners[0].conversation.backend)
+    code = "import json, os; print(json.dumps({'nice': os.getpriority(os.PRIO_PROCESS, 0)}))"
+    nices.append(run_probe([sys.executable, "-c", code], lambda: False, 60)["nice"])
+    print(*nices, os.getpriority(os.PRIO_PROCESS, 0))
 
 asyncio.run(main())
 """
@@ -45,15 +54,13 @@ asyncio.run(main())
 async def test_a_worker_runs_under_its_policy_or_tells_that_it_was_refused(
     tmp_path: Path, policy: str, used: str
 ) -> None:
-    spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, Launch(policy))
+    worker = await WorkerProcess.start(tmp_path, Launch(policy))
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady) and ready.engine.pid == worker.pid
         assert ready.engine.memory_policy == used and ("999" in ready.engine.policy_refused) == (used != policy)
     finally:
         await worker.close()
-        spawner.close()
 
 
 def placed(spec: PlacementSpec) -> Placement:
@@ -125,8 +132,8 @@ async def test_a_prepared_worker_that_nobody_needs_is_ended(tmp_path: Path, memo
 
 def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _NICE, str(tmp_path)], capture_output=True, text=True, check=True)
-    before, first, second = done.stdout.split()
-    assert before == first == second
+    before, chat, side, probe, own = map(int, done.stdout.split())
+    assert before == chat == side == probe < own
 
 
 async def test_a_worker_uses_one_cpu_module_and_another_setting_starts_it_again(tiny_model: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import Launch, Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, WorkerProcess
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -49,13 +49,11 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
 
 @contextlib.asynccontextmanager
 async def started(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
-    spawner = Spawner()
     async with asyncio.timeout(_STUCK):
-        worker = await WorkerProcess.start(spawner, tmp_path, Launch())
+        worker = await WorkerProcess.start(tmp_path, Launch())
         assert isinstance(await worker.events.get(), WorkerReady)
         yield worker
         await worker.close()
-    spawner.close()
 
 
 async def rest(events: AsyncGenerator[AnyEvent, None]) -> AnyEvent:

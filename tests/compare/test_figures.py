@@ -155,7 +155,7 @@ def test_a_round_with_an_answer_of_one_token_has_no_part_in_the_verdict() -> Non
         verdict = figures_of(order).verdict
         assert (verdict.kind, verdict.n_rounds) == ("bytes", 3)
     other = a_round(*reversed(short.answers))
-    assert figures_of([short, other, short]).verdict.kind == "incomplete"
+    assert figures_of([short, other, short]).verdict.kind == "short"
 
 
 def test_drafts_show_acceptance_and_are_not_explained_by_bytes() -> None:

@@ -22,6 +22,7 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.metric import Metric
+from cpuchat.telemetry.roofline import Reach
 
 INFO = ModelInfo(
     path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
@@ -173,12 +174,22 @@ def test_the_time_left_for_a_prompt_counts_on_slower_tokens_later(per_token, per
 
     meter = Meter()
     meter.request_started(5.0)
-    assert meter.prefill_left_s is None
+    assert meter.prefill_left_s() is None
     for done in range(512, 8193, 512):
         meter.observe(PrefillProgress(request_id=1, processed=done, total=8192, cache_n=0), 5.0 + takes(done))
         if done == 2048:
-            assert meter.prefill_left_s == pytest.approx(takes(8192) - takes(2048), rel=0.05)
-    assert meter.prefill_left_s == 0
+            assert meter.prefill_left_s() == pytest.approx(takes(8192) - takes(2048), rel=0.05)
+    assert meter.prefill_left_s() == 0
+
+
+def test_the_time_left_for_a_prompt_falls_between_two_batches():
+    meter = Meter()
+    meter.predicted(Reach(compute_tok_s=100.0))
+    meter.request_started(0.0)
+    meter.observe(PrefillProgress(request_id=1, processed=0, total=2000, cache_n=0), 0.0)
+    assert [meter.figures(now).prefill_left_s for now in (0.0, 5.0, 90.0)] == [20, 15, 1]  # predicted
+    meter.observe(PrefillProgress(request_id=1, processed=500, total=2000, cache_n=0), 10.0)
+    assert [meter.figures(now).prefill_left_s for now in (10.0, 14.0, 99.0)] == [30, 26, 1]
 
 
 def test_prefill_of_a_server_runs_from_its_first_progress():

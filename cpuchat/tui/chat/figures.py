@@ -301,12 +301,18 @@ def presented(frame: Frame) -> list[Line]:
     """Draw speed, acceptance and use of the memory for a room: in large digits, each in its third."""
     figures, now = frame.figures, frame.figures.roofline
     number, unit, part = _headline(frame)
+    first = figures.ttft_s.value if figures.phase == "done" and not number else None  # one token has no rate
+    if first is not None:
+        number, unit = units.duration(first)
+        unit += " to first token"
     accepted = None if figures.drafting.off else figures.drafting.acceptance_now.value
     columns = [(number, unit.strip() or title(figures).removeprefix("Now · "), part)]
     for share, label in ((accepted, "of drafts accepted"), (now.utilization.value, "of memory bandwidth")):
         columns.append(("", "", part) if share is None else (f"{percent(share)}%", label, "value"))
     if now.fits_cache and now.bandwidth.value is not None:
         columns[2] = "", "weights fit in L3", part
+    if first is not None:
+        columns[1] = f"{figures.predicted_n:,}", units.plural(figures.predicted_n, "token").partition(" ")[2], "value"
     width, is_large = frame.width // len(columns), frame.height > _LARGE and frame.width >= _WIDE
     drawn = [big_digits(number, is_large) for number, *_ in columns]
     lines = [

@@ -22,7 +22,7 @@ from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.tui.chat.figure_sections import all_figures
 from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, presented, rough, title
 from cpuchat.tui.chat.status import StatusLine, short_name
-from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.services import SPARE, Services, pace_beside_model
 
 
@@ -134,7 +134,7 @@ class LiveFigures:
         self._screen = screen
         self._services = services
         self._status = screen.query_one(StatusLine)
-        self._transcript = screen.query_one(Transcript)
+        self._transcript = screen.query_one(ChatTranscript)
         self._transcript.on_flush = self._with_text
         self._running = False
         self._shown = self._drawn = 0.0  # when the figures were, and the text
@@ -171,6 +171,7 @@ class LiveFigures:
 
     def _without_text(self) -> None:
         if monotonic() - self._drawn > self._pace.figures:
+            self._transcript.show_reading()
             self.show()
 
     def show_with_text(self) -> None:

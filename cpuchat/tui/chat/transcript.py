@@ -59,6 +59,7 @@ class ChatTranscript(Transcript):
         self._next_block = 0  # to copy, from the last one back
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
+        self._reading: PrefillProgress | None = None  # the newest event, of a prompt
         self._replaces = False  # it is to take the place of something that is not shown any more
         self._summarizes = False
         self._left_out = ""
@@ -96,7 +97,15 @@ class ChatTranscript(Transcript):
 
     # The answer that is being written
 
+    def show_reading(self) -> None:
+        """Say how much of the prompt is read, and how long the rest takes from now on."""
+        if self._reading is not None:
+            conversation = self._session.conversation
+            left_s = None if self._summarizes else conversation.meter.prefill_left_s(conversation.clock())
+            self.set_pending(answers.prefill_progress(self._reading, left_s))
+
     def follow(self, event: SessionEvent) -> None:
+        self._reading = None
         match event:
             case TextDelta():
                 if not self._written:
@@ -104,8 +113,8 @@ class ChatTranscript(Transcript):
                     self.set_pending("")
                 self.append(event.text, event.channel, "" if self._summarizes else event.drafter)
             case PrefillProgress() if not self._written:
-                left_s = None if self._summarizes else self._session.conversation.meter.prefill_left_s
-                self.set_pending(answers.prefill_progress(event, left_s))
+                self._reading = event
+                self.show_reading()
             case LoadProgress() if self._open:  # a dead worker is started again before it answers
                 remote = event.phase in answers.SERVER_PHASES
                 loading = answers.load_progress("the server", event, skips=not self._session.queue)
@@ -171,7 +180,7 @@ class ChatTranscript(Transcript):
             case session_events.AnswerBegun(summarizes=True):
                 self.begin_answer(SUMMARY)
                 self.set_pending("Summarizing the chat…")
-                self._summarizes, self._written = True, False
+                self._summarizes, self._written, self._reading = True, False, None
             case session_events.AnswerBegun():
                 conversation = self._session.conversation
                 if event.message is not None and conversation.chat is None:
@@ -184,7 +193,7 @@ class ChatTranscript(Transcript):
                 begin = self.reopen_answer if event.continues else self.begin_answer
                 begin(conversation.model_name or "Answer", drafted, hint)
                 self.set_pending(_WAITING)
-                self._open, self._written, self._left_out = True, False, ""
+                self._open, self._written, self._reading, self._left_out = True, False, None, ""
                 self._replaces = event.message is None or event.message.editing is not None
             case session_events.AnswerEnded():
                 self._close("stopped")  # if it ended without a final event

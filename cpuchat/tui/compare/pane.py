@@ -64,6 +64,7 @@ class SidePane(Transcript):
         self._label = clean_line(name)
         self._open = False
         self._written = False
+        self._reading: PrefillProgress | None = None  # the newest event, of a prompt
 
     def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
         """Show complete turns from the end, or from index `first`."""
@@ -106,8 +107,14 @@ class SidePane(Transcript):
         self.set_pending("Waiting…")
         self._open, self._written = True, False
 
+    def show_reading(self, left_s: float | None) -> None:
+        """Say how much of the prompt is read, and that the rest takes `left_s` more seconds (None: not known)."""
+        if self._reading is not None:
+            self.set_pending(answers.prefill_progress(self._reading, left_s))
+
     def show_event(self, event: AnyEvent, left_s: float | None) -> None:
-        """Show an event of this side; its prompt takes `left_s` more seconds (None: not known)."""
+        """Show an event of this side; its prompt takes `left_s` more seconds."""
+        self._reading = None
         match event:
             case TextDelta():
                 if not self._written:
@@ -117,7 +124,8 @@ class SidePane(Transcript):
             case LoadProgress():
                 self.set_pending(answers.load_progress(self._label, event))
             case PrefillProgress() if not self._written:
-                self.set_pending(answers.prefill_progress(event, left_s))
+                self._reading = event
+                self.show_reading(left_s)
             case ModelLoaded():
                 self.set_pending("Loaded. Waiting…")
             case GenerationFinished():

@@ -22,7 +22,7 @@ from cpuchat.compare.runner import Round, Side
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.present import compare
-from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
+from cpuchat.protocol.messages import AnyEvent, ModelLoaded
 from cpuchat.telemetry import units
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
@@ -264,8 +264,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         if not self.has_widgets:
             return
         pane = self._panes[side]
-        pane.show_event(event, self.comparison.runners[side].conversation.meter.prefill_left_s)
-        if not isinstance(event, LoadProgress | ModelLoaded) and len(self.comparison.writing) == 1:
+        pane.show_event(event, self.comparison.runners[side].conversation.meter.prefill_left_s())
+        if len(self.comparison.writing) == 1:
             self.action_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
@@ -324,14 +324,16 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
                 comparison.runners[side].conversation.meter.machine(sample)
         if (running := comparison.running) is not None:
             self.add_class("-staged")
-            status, names = "Loading, or reading the prompt.", comparison.names
+            status, names = "Preparing…", comparison.names
             recording = Recording.of(comparison, comparison.turns[-1], running)
             for side in comparison.writing:
+                figures = comparison.runners[side].conversation.figures()
+                self._panes[side].show_reading(figures.prefill_left_s)
+                status = compare.waiting(figures, names[side])
                 if running.answers[side].written.n_tokens:
                     waits = running.answers[1 - side].timings is None
                     status = f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
-                share = comparison.runners[side].conversation.figures().cores_share
-                if share is not None and recording.sides[side].end_ms >= _NOISY_MS:
+                if (share := figures.cores_share) is not None and recording.sides[side].end_ms >= _NOISY_MS:
                     status = f"No verdict from this run: other programs take {100 * (1 - share):.0f} % of the cores. "
                     status += f"Esc stops, {self._key('wait')} waits for quiet."
             self._stage.live(recording, status)
@@ -391,6 +393,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "use":
             return self.is_mounted and self._chosen is not None and not self.has_class("-asking")
+        if action == "wait":
+            return self.is_mounted and not self._waits and bool(self.comparison.turns) and not self.has_class("-asking")
         if action in ("next", "repeat", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
             return None if self.busy else True
         return True

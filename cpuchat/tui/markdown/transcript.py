@@ -268,8 +268,9 @@ class Transcript(ScrollView, can_focus=True):
 
     def set_pending(self, text: str) -> None:
         """Show one dim line in the open answer until its text comes ("prefill 512/2048")."""
-        if (answer := self._entries.open_answer()) is not None:
-            answer.pending = clean(text).replace("\n", " ")
+        text = clean(text).replace("\n", " ")
+        if (answer := self._entries.open_answer()) is not None and answer.pending != text:
+            answer.pending = text
             self._flush_soon()
 
     def append(self, text: str, channel: Channel = "answer", drafter: str = "") -> None:

@@ -55,7 +55,9 @@ class KeyFooter(Widget):
             self.call_after_refresh(self._show_keys)
 
     def _show_keys(self) -> None:
-        """Show the keys that fit: what does not is left out before the last, the palette; the first and Esc stay."""
+        """Show the keys that fit: what does not is left out before the last, the palette, and what cannot be pressed
+        now before what can; the first and Esc stay.
+        """
         if not self.is_attached:
             return
         shown: dict[str, ShownKey] = {}
@@ -64,7 +66,7 @@ class KeyFooter(Widget):
                 display = self.app.get_key_display(binding)
                 shown[binding.action] = ShownKey(binding.key, display, binding.description, enabled)
         found = list(shown.values())
-        less = [one for one in found[1:-1] if one.key != "escape"]
+        less = sorted((one for one in found[1:-1] if one.key != "escape"), key=lambda one: not one.enabled)
         while less and sum(one.width for one in found) > self.size.width + 1:
             found.remove(less.pop())
         if found != self.keys:

@@ -22,7 +22,7 @@ from cpuchat.telemetry.meter import ChatFigures, Meter
 from cpuchat.telemetry.metric import Metric
 from cpuchat.tui.chat import figure_sections
 from cpuchat.tui.chat.figure_sections import all_figures
-from cpuchat.tui.chat.figures import PARTS, TALL, Frame, brief, one_line, rough, title
+from cpuchat.tui.chat.figures import PARTS, TALL, Frame, brief, one_line, presented, rough, title
 from cpuchat.tui.chat.telemetry import FigureRows, TelemetryLine, TelemetryPanel
 from tests.support.meter_states import (
     EDITED,
@@ -42,7 +42,7 @@ from tests.support.meter_states import (
 from tests.support.scripted_backend import DRAFTING, REFUSED
 from tests.support.snapshots import HostApp, snapshot
 
-DRAWN = {"brief": brief, "all": all_figures, "line": lambda frame: [one_line(frame)]}
+DRAWN = {"brief": brief, "all": all_figures, "line": lambda frame: [one_line(frame)], "present": presented}
 ALL_STATES = STATES | MACHINES | SERVERS
 LOOKS = ["idle", "reading", "writing", "refused", "done"]
 BRIEF, ALL = (33, 27), (33, 32)
@@ -117,6 +117,13 @@ def test_the_timeline_ends_at_the_limit_that_applies() -> None:
     assert drawn("brief", "writing", roofline=slow)[3].endswith(" 50.0 limit by compute")
     assert drawn("brief", "off")[3].endswith("42.4 limit without drafts")  # raised by what was read
     assert drawn("brief", "idle")[3] == ""
+
+
+def test_an_audience_sees_what_is_known_of_an_answer_of_one_token() -> None:
+    one = msgspec.structs.replace(FINISHED.timings, predicted_n=1, predicted_ms=0.0, ttft_ms=210.0)
+    meter = meter_after(*LOADED, *READING, writing(6)[0], msgspec.structs.replace(FINISHED, timings=one))
+    assert drawn("present", meter, (4, 60))[-1].split("  ")[0] == "s to first token"
+    assert drawn("present", meter, (4, 60))[-1].split()[4] == "token"
 
 
 def test_what_other_programs_take_is_a_row() -> None:

@@ -13,7 +13,7 @@ from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side
 from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.models.library.library import Library
-from cpuchat.protocol.messages import Failed, TextDelta
+from cpuchat.protocol.messages import Failed, LoadProgress, ModelLoaded, PrefillProgress, TextDelta
 from cpuchat.quality.statistics import Interval
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
@@ -66,6 +66,32 @@ async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
         await app.done()
         await app.press("tab")
         assert "A writes this" in app.screen_text
+
+
+async def test_the_side_that_loads_is_in_front_and_the_stage_says_what_runs() -> None:
+    loading, reading = Gate(), Gate()
+    load: list[Step] = [LoadProgress(phase="reading", done=1, total=2), loading, ModelLoaded(model=Q4)]
+    part = PrefillProgress(request_id=1, processed=21, total=42, cache_n=0)
+    first = answer(TEXTS[0])
+    sides = [
+        scripted_side([part, reading, *first], model=Q8),
+        ScriptedBackend([answer("Hi"), answer(TEXTS[1])], load_steps=load, model=Q4),
+    ]
+    async with comparing(sides, size=(80, 24)) as app:
+        await app.until(loading.reached.is_set)
+        await app.shows("Q4_K_M is loading.", "50 %")
+        loading.open()
+        await app.until(reading.reached.is_set)
+        await app.shows("Q8_0 reads the prompt", "21 of 42 tokens")
+        reading.open()
+        await app.done()
+
+
+async def test_answers_of_one_token_are_too_short_for_a_verdict() -> None:
+    sides = [scripted_side(answer("Yes"), model=Q8), scripted_side(answer("No"), model=Q4)]
+    async with comparing(sides, size=WIDE) as app:
+        await app.done()
+        await app.shows("Too short for a verdict")
 
 
 async def test_next_prompt_repeat_and_medians() -> None:
