@@ -130,6 +130,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> W
     """Read the topology, the measured bandwidth, the models of the library and the catalog: call it in a thread."""
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.catalog import best_local, estimates, load_catalog, ranked
+    from cpuchat.models.hub.errors import is_offline
     from cpuchat.models.library.places import grouped
     from cpuchat.models.machine import this_machine
     from cpuchat.models.prediction import estimate, estimate_local
@@ -145,6 +146,8 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> W
     if (best := best_local(here)) is not None:
         groups = grouped(one for one, _ in here)
         offer = _opens(best, groups, dict(here)[best].tok_s)
+    elif is_offline():
+        offer = Offer("Copy a .gguf file into ~/models, then press Ctrl+N", "offline mode is on · docs/first-model.md")
     else:
         catalog = load_catalog().on(machine).models
         predictions = estimates(catalog, machine)
