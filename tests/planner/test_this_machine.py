@@ -155,7 +155,7 @@ def test_a_plan_is_as_wide_as_the_bandwidth_is_uncertain(
     assert with_own.offer is not None and with_own.offer.path == small and with_own.offer.title.startswith("Open synth")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     offline = welcome(Settings(), None, Library([], tmp_path / "hub")).offer
-    assert offline is not None and offline.model is None and "into ~/models" in offline.title
+    assert offline is not None and offline.model is None and "to ~/models" in offline.title
     own = msgspec.structs.replace(from_header(read_model(small)), n_ctx_train=2048)
     assert machine.of().fitted is None and machine.of(own).fitted is not None
     for n_ctx, tokens in ((8192, 2048), (16384, 16384)):  # that of a load, and one that was asked for

@@ -170,11 +170,10 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                 self.figures.show()
             case events.Changed("model") if self.session.loaded:
                 self._show_ready()
-            case events.LoadBegun(again=True):
-                self.notify(f"Loading {event.source.stem} again.", markup=False)
-                self.figures.show()
             case events.LoadBegun() | LoadProgress():  # with the status line
                 self.figures.show()
+                if isinstance(event, events.LoadBegun) and event.again:
+                    self.notify(f"Loading {event.source.stem} again.", markup=False)
             case PrefillProgress():
                 self.figures.show_with_text()
             case events.LoadEnded():

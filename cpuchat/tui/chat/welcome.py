@@ -95,11 +95,11 @@ class WelcomePane(Container):
             yield_thread()
             return services.describe_machine(services.settings, services.conversation.model, services.library)
 
-        async def show() -> None:
+        async def read_and_draw() -> None:
             self._about = await run_in_daemon_thread(read)
             self._draw()
 
-        self._reading = self.run_worker(show(), exclusive=True)
+        self._reading = self.run_worker(read_and_draw(), exclusive=True)
 
     def _download_changed(self, download: Download) -> None:
         if download.state == "done" and self.offer is not None:
