@@ -130,6 +130,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> W
     """Read the topology, the measured bandwidth, the models of the library and the catalog: call it in a thread."""
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.catalog import best_local, estimates, load_catalog, ranked
+    from cpuchat.models.hub.errors import is_offline
     from cpuchat.models.library.places import grouped
     from cpuchat.models.machine import this_machine
     from cpuchat.models.prediction import estimate, estimate_local
@@ -145,6 +146,8 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> W
     if (best := best_local(here)) is not None:
         groups = grouped(one for one, _ in here)
         offer = _opens(best, groups, dict(here)[best].tok_s)
+    elif is_offline():
+        offer = Offer("Copy a .gguf file to ~/models, then press Ctrl+N", "offline mode is on · docs/first-model.md")
     else:
         catalog = load_catalog().on(machine).models
         predictions = estimates(catalog, machine)
@@ -155,20 +158,20 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> W
 
 
 def _opens(model: LocalModel, groups: Sequence[Sequence[LocalModel]], tok_s: float | None) -> Offer:
-    """`Open qwen2.5-coder:7b` and `Q4_K_M 4.7 GB · ≈3.7 tok/s here · Ctrl+O: 2 more`."""
+    """`Open qwen2.5-coder:7b` and `Q4_K_M 4.7 GB · ≈3.7 tok/s · Ctrl+O: 2 more`."""
     from cpuchat.models.library.places import shown_name
 
     yours = [group for group in groups if group[0].source != "demo" and not group[0].damaged]
     name = next(shown_name(list(group)) for group in yours if model in group)
     speed = units.rate(model.measured_tok_s) if model.measured_tok_s else f"≈{units.about(tok_s)}" if tok_s else ""
-    details = [f"{model.quantization} {units.size(model.size)}", f"{speed} tok/s here" if speed else ""]
+    details = [f"{model.quantization} {units.size(model.size)}", f"{speed} tok/s" if speed else ""]
     details += [f"Ctrl+O: {len(yours) - 1} more"] if len(yours) > 1 else []
     return Offer(f"Open {clean_line(name)}", " · ".join(filter(None, details)), model.path)
 
 
 def _downloads(model: CatalogModel, tok_s: float | None) -> Offer:
-    """`Download Gemma 4 E2B` and `Q4_K_M 3.1 GB, 4 min at 100 Mbit/s · ≈10 tok/s here`."""
+    """`Download Gemma 4 E2B` and `Q4_K_M 3.1 GB, 4 min at 100 Mbit/s · ≈10 tok/s`."""
     takes = units.time_left(8 * model.size / _TOLD_RATE).removesuffix(" left")
     details = [f"{model.quantization} {units.size(model.size)}, {takes} at {_TOLD_RATE / 1e6:.0f} Mbit/s"]
-    details += [f"≈{units.about(tok_s)} tok/s here"] if tok_s else []
+    details += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
     return Offer(f"Download {model.name}", " · ".join(details), model=model)

@@ -142,7 +142,7 @@ class ChatSession:
     def refuse_while_busy(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer or a load is running."""
         if self.busy and not self.refuse_while_writing(action):
-            self.refuse(f"You can {action} when the model is loaded (Esc stops the load).")
+            self.refuse(f"You can {action} when the model is loaded.")
         return self.busy
 
     def _refuse_without_model(self) -> bool:

@@ -33,6 +33,7 @@ _ENOUGH = 16  # tokens of an average
 
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
+NO_PEAK = "no peak · run cpuchat probe"
 _PARTLY_CACHED = "part of the weights stays in L3"
 """Reasons for a missing figure: of a model in the caches, and of one whose tensors are not known."""
 _NO_FIGURE: Metric[Any] = missing(NO_MODEL)
@@ -239,7 +240,7 @@ def _why_no_memory_limit(model: ModelInfo, peak: Peak | None) -> str:
         return NO_ESTIMATE
     if fits_cache(model):
         return NO_MEMORY_LIMIT
-    return "no peak · run cpuchat probe" if peak is None else ""
+    return NO_PEAK if peak is None else ""
 
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -38,6 +39,13 @@ def yield_to_inference() -> None:
     starter()
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def yield_thread() -> None:
+    """Let all others go before this thread, where each thread has its own niceness. Not as far as it goes: whoever
+    waits for Python's lock waits for its holder."""
+    if sys.platform == "linux":
+        yield_to_inference()
 
 
 class LoopTimer:

@@ -130,7 +130,13 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     ids=["estimated", "at-least", "measured"],
 )
 def test_a_plan_is_as_wide_as_the_bandwidth_is_uncertain(
-    tmp_path: Path, share: float | None, decoding: str, low: float, high: float, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float | None,
+    decoding: str,
+    low: float,
+    high: float,
+    said: str,
 ) -> None:
     """Whatever a small model told, of which passes are mostly overhead; with that one its own passes count."""
     cpus, catalog = choose_cores(read_topology(), "auto").cpus, load_catalog()
@@ -147,6 +153,9 @@ def test_a_plan_is_as_wide_as_the_bandwidth_is_uncertain(
     assert ("at least 40 GB/s" in shown.machine) == (share == 0.14) and shown.machine == with_own.machine
     assert shown.offer is not None and shown.offer.model is not None and shown.offer.title.startswith("Download ")
     assert with_own.offer is not None and with_own.offer.path == small and with_own.offer.title.startswith("Open synth")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    offline = welcome(Settings(), None, Library([], tmp_path / "hub")).offer
+    assert offline is not None and offline.model is None and "to ~/models" in offline.title
     own = msgspec.structs.replace(from_header(read_model(small)), n_ctx_train=2048)
     assert machine.of().fitted is None and machine.of(own).fitted is not None
     for n_ctx, tokens in ((8192, 2048), (16384, 16384)):  # that of a load, and one that was asked for

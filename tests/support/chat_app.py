@@ -193,17 +193,17 @@ async def running(
     hub: Any = None,
     downloads: Opener = open_downloads,
     kind: type[ChatApp] = ChatApp,
-    welcome: Welcome = WELCOME,
+    welcome: Welcome | Callable[[], Welcome] = WELCOME,
 ) -> AsyncIterator[RunningApp]:
     """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the
-    real ones. `welcome`: what an empty chat has read."""
+    real ones. `welcome`: what an empty chat has read, or reads."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:
         prepare(conversation)
     app = kind(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
     app.animation_level = "none"  # pictures show where things come to rest
-    app.services.describe_machine = lambda *_: welcome
+    app.services.describe_machine = lambda *_: welcome if isinstance(welcome, Welcome) else welcome()
     if hub is not None:
         app.services.hub = hub
     seen = asyncio.Event()

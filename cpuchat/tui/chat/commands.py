@@ -304,10 +304,19 @@ class ChatCommands:
         """Do what the welcome offers: open a model of the user, or download one that suits this machine."""
         from cpuchat.models.hub.repository import choose_repo_model
 
-        offer, services = self._pane.welcome.offer, self._services
-        if offer is None or (model := offer.model) is None:
+        pane, services = self._pane, self._services
+        if (offer := pane.welcome.offer) is None:
+            self._session.tell("Opens the best of your models once they are read.")
+            offer = await pane.welcome.wait_for_offer()
+            if offer is None or offer.path is None or pane.composer.text or "" not in pane.composer.actions:
+                return  # nobody has seen what would be downloaded; or something else is wanted by now
+        if (model := offer.model) is None:
+            if offer.path is not None and not offer.path.is_file():
+                self._session.refuse(f"{paths.shown(offer.path)} is no longer there.")
+                offer = None
             await self._change_model(offer.path if offer is not None else None)
             return
+        self._session.tell("Contacting Hugging Face…")
         repository = await run_in_daemon_thread(lambda: services.hub.repository(model.repos[0]))
         chosen = choose_repo_model(repository, model.quantization)
         services.downloading.start(repository.id, repository.revision, chosen, repository.newest_at)
@@ -322,6 +331,8 @@ class ChatCommands:
                 self._pane.composer.unqueue()
                 await self._session.finish()  # the other model is not wanted any more
             self._session.load(path)
+        else:
+            self._pane.show_welcome()  # folders, files and downloads may have changed
 
     async def confirms_reload(self) -> Source | None:
         """Ask whether to load the model again with other settings; returns it, None where that waits for later."""

@@ -204,7 +204,8 @@ class Composer(PromptInput):
     # Sending
 
     def action_submit(self) -> None:
-        if not self.text and (action := self.actions.get("")):
+        if not self.text.strip() and (action := self.actions.get("")):
+            self.clear()
             self.call_later(self.screen.run_action, action)
         else:
             super().action_submit()

@@ -71,7 +71,7 @@ class ConversationPane(Vertical):
         options, source = self._session.conversation.options, self._session.source
         is_toy = isinstance(source, Path) and is_demo(source) and self.transcript.has_messages
         own = "own system prompt" if options.has_next_system_prompt else ""  # later it is in the transcript
-        toy = "the demo is a toy and errs; F1 lists the keys" if is_toy else ""
+        toy = "the demo is a toy and errs · F1 keys" if is_toy else ""
         self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own), toy))))
 
     def show_welcome(self) -> None:
@@ -84,7 +84,7 @@ class ConversationPane(Vertical):
         self.composer.suggestions = tuple(STARTS.get(question, question) for question in offered)
         self.composer.actions = SUGGESTED_ACTIONS | ({} if has_own else ACCEPTS) if empty else {}
         if empty:
-            idle = (self._session.loaded or path is None) and not self._session.busy
+            idle = (self._session.loaded or not has_own) and not self._session.busy
             self.welcome.show(offered, has_own=has_own, idle=idle)
 
     def edit_selected(self) -> None:

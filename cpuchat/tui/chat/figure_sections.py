@@ -12,7 +12,7 @@ from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import DraftingFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
-from cpuchat.telemetry.roofline import NO_ESTIMATE, Roofline
+from cpuchat.telemetry.roofline import NO_ESTIMATE, NO_MEMORY_LIMIT, NO_PEAK, Roofline
 from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, percent, shape
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import LEVELS
@@ -161,7 +161,8 @@ def roofline(frame: Frame) -> list[Line]:
     if share is not None:
         drawn[1] = frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
     elif why not in (NO_ANSWER, NO_MODEL):
-        drawn[1] = [frame.text("label", fit("fits in L3: not memory-bound" if now.fits_cache else why, frame.width))]
+        here = {NO_PEAK: "peak not measured: F12, m", NO_MEMORY_LIMIT: "fits in L3: not memory-bound"}
+        drawn[1] = [frame.text("label", fit(here.get(why, why), frame.width))]
     return [*drawn, *_remarks(frame, now), *limits, *power]
 
 

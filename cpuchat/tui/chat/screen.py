@@ -170,10 +170,10 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                 self.figures.show()
             case events.Changed("model") if self.session.loaded:
                 self._show_ready()
-            case events.LoadBegun(again=True):
-                self.notify(f"Loading {event.source.stem} again.", markup=False)
-            case LoadProgress():  # with the status line
+            case events.LoadBegun() | LoadProgress():  # with the status line
                 self.figures.show()
+                if isinstance(event, events.LoadBegun) and event.again:
+                    self.notify(f"Loading {event.source.stem} again.", markup=False)
             case PrefillProgress():
                 self.figures.show_with_text()
             case events.LoadEnded():
@@ -363,6 +363,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         await self.reader.settings_changed(before.speech)
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)
+            self._pane.show_welcome()
         self.figures.show()
         if needs_reload(before, result) and (path := await self.commands.confirms_reload()):
             self.load_model(path)

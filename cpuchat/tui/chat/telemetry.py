@@ -18,6 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cpuchat.hardware.process import ProcessMemory, process_memory
+from cpuchat.session.activity import Activity
 from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.tui.chat.figure_sections import all_figures
 from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, presented, rough, title
@@ -188,6 +189,8 @@ class LiveFigures:
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
         figures = conversation.figures()
+        if self._services.session.activity is Activity.LOADING:  # its files are looked for, before the worker loads
+            figures = replace(figures, phase="loading")
         drafting = figures.drafting
         if not conversation.busy and not figures.on_server:  # it tells of the next answer
             drafting = replace(drafting, wanted=bool(conversation.speculation.drafters))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import textwrap
 
-from textual import work
 from textual.app import ComposeResult
 from textual.containers import Container
 from textual.content import Content
 from textual.widgets import Static
+from textual.worker import Worker
 
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present.chats import Offer, Welcome
 from cpuchat.tui.services import Services
+from cpuchat.tui.threads import result_of, yield_thread
 
 WHAT = "Language models on your CPU, and how fast they could run"
 COMPARE = "Show me Q4 against Q8, side by side"
@@ -53,6 +54,7 @@ class WelcomePane(Container):
         super().__init__()
         self._services = services
         self._about = Welcome()
+        self._reading: Worker[None] | None = None
         self._questions: tuple[str, ...] = ()
         self._has_own = False
         self._text, self._shown = Static(), ""
@@ -74,19 +76,30 @@ class WelcomePane(Container):
 
     def show(self, questions: tuple[str, ...], *, has_own: bool, idle: bool) -> None:
         """`questions` will be answered, () without a model. `has_own`: one of the user's is loaded, so that no other is
-        named. `idle`: there is time to read what this machine can run."""
+        named. `idle`: there is time to read what this machine can run; what is offered may have changed since."""
         self._questions, self._has_own = questions, has_own
         self._draw()
-        if idle and self._about == Welcome():
+        if idle and (not has_own or self._about == Welcome()):
             self._read()
 
-    @work(exclusive=True)
-    async def _read(self) -> None:
+    async def wait_for_offer(self) -> Offer | None:
+        """Return what Enter does, once it is read; None if that was given up, as when another model is loaded."""
+        while self.offer is None and self._reading is not None and not self._reading.is_finished:
+            await result_of(self._reading)
+        return self.offer
+
+    def _read(self) -> None:
         services = self._services
-        self._about = await run_in_daemon_thread(
-            lambda: services.describe_machine(services.settings, services.conversation.model, services.library)
-        )
-        self._draw()
+
+        def read() -> Welcome:
+            yield_thread()
+            return services.describe_machine(services.settings, services.conversation.model, services.library)
+
+        async def read_and_draw() -> None:
+            self._about = await run_in_daemon_thread(read)
+            self._draw()
+
+        self._reading = self.run_worker(read_and_draw(), exclusive=True)
 
     def _download_changed(self, download: Download) -> None:
         if download.state == "done" and self.offer is not None:
@@ -102,7 +115,8 @@ class WelcomePane(Container):
         if coming:
             title = title.replace("Download", "Downloading", 1)
             details = "the demo answers meanwhile · Ctrl+G, Enter pauses it"
-        title = "\n       ".join(textwrap.wrap(title, max(self._text.size.width or 60, 30) - 7))
+        width = max(self._text.size.width or 60, 30) - 7
+        title, details = ("\n       ".join(textwrap.wrap(text, width)) for text in (title, details))
         does = offer.path is not None or (offer.model is not None and not coming)
         click = "[$heading b]Enter[/]  [@click=screen.accept_offer]$title[/]" if does else "       $title"
         return [Content.from_markup(click, title=title), Content(f"       {details}")]

@@ -327,8 +327,10 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         elif self._wanted in self._entries:
             mark = self._wanted
         elif isinstance(loaded, Path) and is_demo(loaded):  # who has another model wants that
-            here = {key: self.predictions.get(key) for key in self._entries if key.startswith("local ")}
-            mark = next((key for key, one in here.items() if verdict(one) != "too large"), "")
+            subjects = {key: entry.subject for key, entry in self._entries.items()}
+            here = [key for key, one in subjects.items() if isinstance(one, LocalModel) and one.source != "demo"]
+            fits = [key for key in here if verdict(self.predictions.get(key)) != "too large"]
+            mark = next((key for key in (*fits, *map(catalog_key, self.state.catalog.suits)) if key in subjects), "")
         else:
             mark = f"{'server' if isinstance(loaded, ServerModel) else 'local'} {loaded}"
         listed.show(rows, mark)

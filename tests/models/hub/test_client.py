@@ -167,7 +167,7 @@ def test_a_hub_that_is_not_there_is_offline(hub_server: HubServer, monkeypatch: 
     with pytest.raises(HubOffline) as caught:
         Hub().search("tiny")
     assert "cannot be reached" in caught.value.message
-    assert "cpuchat models list" in caught.value.hint
+    assert "into ~/models" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -34,8 +35,9 @@ from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.stage import Stage
+from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.charts import big_digits
-from tests.support.chat_app import SMALL, WIDE, running, three_chats
+from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, running, three_chats
 from tests.support.downloads import REPO
 from tests.support.hub_server import HubServer
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
@@ -314,7 +316,7 @@ async def test_the_demo_offers_what_can_be_seen_without_a_model_of_ones_own(
         assert not app.prompt.text and not app.transcript.has_messages
         await app.press("1", "enter")
         await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["What can you do?"])
-        await app.shows("the demo is a toy and errs; F1 lists the keys")
+        await app.shows("the demo is a toy and errs · F1 keys")
     assert paths.state_file().exists()  # the next run is not the first one
 
 
@@ -335,10 +337,9 @@ async def test_enter_in_an_empty_chat_downloads_what_suits_this_machine_and_then
         await app.shows("Enter  Open a-model-with-a-very-long-name", "1      What can you do?")
         lines = app.screen_text.splitlines()
         assert left == [line.index("1      What can you do?") for line in lines if "What can" in line]  # nothing jumps
-        await app.press("space", "enter")  # blank, but not empty
-        assert app.chat.session.source == demo
-        await app.press("backspace", "enter")
+        await app.press("space", "enter")  # blank
         await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        assert not app.prompt.text
         assert "Open a-model" not in app.screen_text and OF_OTHERS[1] in app.screen_text
         await app.press("enter")
         assert not app.chat.busy and not app.conversation.messages
@@ -350,7 +351,61 @@ async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.Mo
     async with running(model=None, welcome=Welcome("", Offer("Download Tiny", model=suits))) as app:
         await app.shows("No model is loaded.", "Enter  Download Tiny")
         await app.press("enter")
-        await app.until(lambda: any("ffline" in notice for notice in app.notices))
+        await app.until(lambda: any("ffline" in one and "into ~/models" in one for one in app.notices))
+        assert "Contacting Hugging Face…" in app.notices
+
+
+async def test_enter_waits_for_models_that_are_read_beside_the_load_of_the_demo_and_gone_ones_are_not_offered_again(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    demo, gone, loading, read = paths.demo_dir() / DEMO_FILES["demo"], tmp_path / "gone.gguf", Gate(), threading.Event()
+    offers = [Offer("Open gone", path=gone)]
+
+    def describe() -> Welcome:
+        read.wait(HANG_GUARD)
+        return Welcome("2 cores", offers[0])
+
+    steps = [loading, LoadProgress(phase="reading", done=1, total=2), ModelLoaded(model=MODEL)]
+    async with running(ScriptedBackend(load_steps=steps), model=demo, welcome=describe) as app:
+        await app.until(loading.reached.is_set)
+        await app.shows("Looking for your models…")
+        assert "no model loaded" not in app.screen_text
+        await app.press("enter")
+        read.set()
+        await app.told("gone.gguf is no longer there.")
+        assert app.chat.session.source == demo
+        loading.open()
+        await app.ready()
+        offers[0] = Offer("Open tiny", path=tiny_model)
+        await app.press("ctrl+n")
+        await app.shows("Enter  Open tiny")
+        offers[0] = Offer("Open another", path=tiny_model)
+        await app.press("ctrl+o")
+        await app.opens(ModelsScreen)
+        await app.press("escape")
+        await app.shows("Enter  Open another")
+        read.clear()
+
+
+async def test_an_offer_that_nobody_has_seen_is_not_downloaded() -> None:
+    read = threading.Event()
+    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
+    details = "Q4_K_M 3.1 GB, 4 min at 100 Mbit/s · " + 40 * "x"
+
+    def describe() -> Welcome:
+        read.wait(HANG_GUARD)
+        return Welcome("", Offer("Download Tiny", details, model=suits))
+
+    async with running(model=None, welcome=describe, size=(60, 20)) as app:
+        await app.press("enter")
+        await app.told("Opens the best of your models once they are read.")
+        read.set()
+        await app.shows("Enter  Download Tiny")
+        lines = app.screen_text.splitlines()
+        at = next(n for n, line in enumerate(lines) if "Download Tiny" in line)
+        starts = zip(lines[at:], ("Download", "Q4_K_M", "xxx"), strict=False)
+        assert len({line.index(word) for line, word in starts}) == 1
+        assert not app.app.services.downloading.all() and "Contacting Hugging Face…" not in app.notices
 
 
 async def test_an_empty_chat_offers_questions_by_number() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from textual.widgets import Input
 
+from cpuchat.base import paths
 from cpuchat.models import machine
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import RecentModels
@@ -54,6 +55,16 @@ async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
         app.chat.load_model(Path(MODEL.path))
         await app.until(lambda: "● bartowski" in app.screen_text)
         assert screen.reader.loaded == app.conversation.model
+
+
+async def test_with_the_demo_alone_what_is_recommended_is_selected() -> None:
+    demo = paths.demo_dir() / DEMO_FILES["demo"]
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
+    async with running(backend, model=demo, size=(60, 20)) as app:
+        screen = await opened(app)
+        await app.until(lambda: screen.state.catalog.suits)
+        await app.until(lambda: marked(app) == f"catalog {screen.state.catalog.suits[0].id}")
+        await app.shows("recommended for this machine")
 
 
 async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
