@@ -13,6 +13,7 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from cpuchat.config.servers import Source
+from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers
 from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded, PrefillProgress
 from cpuchat.session import events
@@ -171,7 +172,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             case events.Changed("model") if self.session.loaded:
                 self._show_ready()
             case events.LoadBegun(again=True):
-                self.notify(f"Loading {event.source.stem} again.", markup=False)
+                self.notify(f"Loading {known_as(event.source)} again.", markup=False)
             case LoadProgress():  # with the status line
                 self.figures.show()
             case PrefillProgress():
