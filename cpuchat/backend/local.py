@@ -26,6 +26,7 @@ from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.measure.peak import with_peak
 from cpuchat.models.cpu_modules import AUTO, installed
 from cpuchat.models.gguf.header import model_files
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -138,7 +139,7 @@ class LocalBackend(ModelBackend):
         """Return how the worker died, with a file that was changed meanwhile: reading what was cut off is a SIGBUS."""
         for file, size in (await asyncio.to_thread(_file_sizes, *self._sizes)).items():
             if size != (loaded := self._sizes.get(file, size)):
-                what = f"{file.name} was changed while it was in use: {loaded:,} bytes when loaded, {size:,} now."
+                what = f"{file_name(file)} was changed while it was in use: {loaded:,} bytes when loaded, {size:,} now."
                 hint = "Restore it or download it again: the next message loads it anew."
                 return msgspec.structs.replace(death, message=f"{death.message} {what}", hint=hint)
         return death

@@ -30,6 +30,7 @@ from cpuchat.config.settings import (
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import GROUPS, TunedSettings
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
@@ -148,7 +149,7 @@ class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """Name it in a progress line."""
-        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.words}"
+        return f"{known_as(Path(self.setup.model))} · {self.drafting} · {self.test.words}"
 
     @property
     def plain(self) -> BenchCell:
@@ -277,7 +278,7 @@ def _drafts(
         path, _ = choose_draft(Path(setup.model), wanted, library, strict=bool(draft_models))
         if path is None and "draft" in names:
             raise UsageError(
-                f"There is no draft model for {Path(setup.model).name}.", "Choose one with --draft-models."
+                f"There is no draft model for {known_as(Path(setup.model))}.", "Choose one with --draft-models."
             )
         found.append(str(path) if path is not None else "")
     return list(dict.fromkeys(found))

@@ -29,6 +29,7 @@ from cpuchat.measure.difference import Difference, Verdict, compare, rounds_for
 from cpuchat.measure.turns import has_scattered
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import content_sha256
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
@@ -127,7 +128,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return Path(self.cell.setup.model).name
+        return file_name(Path(self.cell.setup.model))
 
     def rates(self, figure: Figure) -> list[float]:
         """Return tok/s of each round that has any; [] where the test is not about that."""

@@ -20,6 +20,7 @@ from cpuchat.bench.sample import Sample, measure_cell
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.turns import in_order
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.messages import LoadProgress
 from cpuchat.protocol.model_info import ModelInfo
 
@@ -124,7 +125,7 @@ class Bench:
 
     async def _load(self, cells: list[BenchCell]) -> None:
         setup = cells[0].setup
-        self.progress.what = f"loading {Path(setup.model).name}"
+        self.progress.what = f"loading {file_name(Path(setup.model))}"
         self.tell()
         chosen = setup.settings(self._chosen)
         options = msgspec.structs.replace(
@@ -136,7 +137,7 @@ class Bench:
 
         def tell(event: LoadProgress) -> None:
             share = f" {100 * event.done // event.total} %" if event.total > 1 else ""
-            self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
+            self.progress.what = f"{event.phase} {file_name(Path(setup.model))}{share}"
             self.tell()
 
         self._models[setup] = await load_to_measure(

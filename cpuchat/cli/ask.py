@@ -206,7 +206,7 @@ def _as_json(
         "text": answer.text,
         "reasoning": answer.reasoning,
         "stop_reason": finished.stop_reason,
-        "model": info.name or Path(info.path).stem,
+        "model": info.name or info.path,
         **({"server": info.server} if info.server else {}),
         **({"draft_model": info.draft} if info.draft else {}),
         "seed": finished.timings.seed,

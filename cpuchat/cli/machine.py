@@ -154,6 +154,7 @@ def doctor(as_json: bool) -> int:
     from cpuchat.measure.peak import known_of
     from cpuchat.models.gguf.header import model_size
     from cpuchat.models.library.library import Library
+    from cpuchat.models.ollama import file_name
     from cpuchat.present.machine import Row, model_rows, page, page_json
 
     chosen = laid_over({})
@@ -167,7 +168,7 @@ def doctor(as_json: bool) -> int:
     if chosen.model.last:
         with contextlib.suppress(CpuchatError, OSError):
             path, library = model_path(None, chosen), Library(chosen.model.folders)
-            name, size = library.alias(path) or path.name, model_size(path)
+            name, size = file_name(path), model_size(path)
             model = model_rows(path, chosen, library)
     spec = PlacementSpec(setup.cores, memory_policy=setup.memory_policy, threads=setup.threads)
     facts = gather_facts(

@@ -26,6 +26,7 @@ from cpuchat.cli.terminal import Phrases, TerminalOutput, is_terminal
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config import settings
 from cpuchat.config.servers import Source
+from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers as words
 from cpuchat.present.chats import when
 from cpuchat.present.tools import title
@@ -192,7 +193,7 @@ class PlainChat:
                 note(event.text)
             case events.LoadBegun():
                 self._terminal.begin_waiting()
-                note(f"Loading {clean_line(event.source.stem) or event.source}.")
+                note(f"Loading {known_as(event.source) or event.source}.")
             case events.LoadEnded():
                 self._end_load(event)
             case events.AnswerBegun():

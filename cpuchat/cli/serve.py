@@ -157,6 +157,7 @@ async def _serve(
     """
     from cpuchat.cli.session import Session, tell_notes
     from cpuchat.config.servers import RunningServer, recorded
+    from cpuchat.models.ollama import file_name
     from cpuchat.serving.app import make_app
     from cpuchat.serving.server import serving, url
     from cpuchat.serving.service import InferenceService
@@ -173,7 +174,7 @@ async def _serve(
         )
         address = url(listeners[0])
         async with serving(make_app(service, **access), listeners):
-            terminal.note(f"cpuchat: loading {path.name} for {address}/v1")
+            terminal.note(f"cpuchat: loading {file_name(path)} for {address}/v1")
             info = await session.load(path, strict=strict)
             service.loaded(info)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")

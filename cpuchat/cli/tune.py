@@ -41,7 +41,9 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
+    from cpuchat.models.gguf.header import known_as
     from cpuchat.models.machine import TunedSettings
+    from cpuchat.models.ollama import file_name
     from cpuchat.present import tune as words
     from cpuchat.tune.tuner import Tuner
 
@@ -49,7 +51,7 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
     path = model_path(model, chosen)
     if undo:
         known = TunedSettings().forget(path)
-        click.echo(f"{path.stem}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
+        click.echo(f"{known_as(path)}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
         return 0
     result = _run(Tuner(path, chosen))
     if as_json:
@@ -57,7 +59,7 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
     else:
         echo_table([words.HEADINGS, *map(words.row, result.choices)], words.RIGHT)
         click.echo()
-        for line in words.summary(result, undo=f"cpuchat tune {path.name} --undo reverts"):
+        for line in words.summary(result, undo=f"cpuchat tune {file_name(path)} --undo reverts"):
             echo_paragraph(line)
         echo_paragraph(f"Took {result.seconds:.0f} s.")
     return Interrupted.exit_code if result.stopped else 0

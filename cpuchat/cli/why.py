@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +40,6 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
     from cpuchat.bench.results import read_environment
     from cpuchat.bench.why import prove
     from cpuchat.cli.session import Session
-    from cpuchat.models.library.library import Library
     from cpuchat.present import why as words
 
     chosen = overridden(values)
@@ -55,13 +53,11 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
             return await prove(session.conversation)
 
     facts = asyncio.run(gather())
-    if alias := Library(chosen.model.folders).alias(path):  # as the lists have it
-        facts = dataclasses.replace(facts, model=msgspec.structs.replace(facts.model, name=alias))
     terminal.clear_progress()
     settings = words.rows(facts)
     environment = read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen)
     if as_json:
-        report = {"model": facts.model.name or path.stem, "environment": environment, "settings": settings}
+        report = {"model": facts.model.name, "environment": environment, "settings": settings}
         print_json(msgspec.to_builtins(report))
     else:
         for label, text in words.about(facts, environment):

@@ -21,10 +21,11 @@ from cpuchat.compare.agreement import Agreement, AnswerAgreement, Written
 from cpuchat.config.settings import Settings, explained
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
-from cpuchat.models.gguf.header import read_model
+from cpuchat.models.gguf.header import known_as, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_same_model
 from cpuchat.models.machine import memory_here
+from cpuchat.models.ollama import ollama_name
 from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
@@ -79,7 +80,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
             header = read_model(path)
         except (CpuchatError, OSError):
             return side
-        return msgspec.structs.replace(side, model=header.name, quantization=header.quantization)
+        return msgspec.structs.replace(side, model=ollama_name(path) or header.name, quantization=header.quantization)
 
     def settings(self, base: Settings) -> Settings:
         """Return `base` with the changes of this side; greedy and without drafters unless it says otherwise: two
@@ -101,7 +102,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The model with its quantization: `Qwen2.5-1.5B-Instruct Q8_0`."""
-        model = self.model or Path(self.path).stem
+        model = self.model or known_as(Path(self.path))
         parts = [model, *([] if self.quantization.lower() in model.lower() else [self.quantization])]
         return " ".join(parts)
 
@@ -115,11 +116,11 @@ def short_names(a: Side, b: Side) -> tuple[str, str]:
     """Name the sides by what differs only: `1.5B Q8_0` and `0.5B Q4_K_M`, `Q8_0 · threads 1` and `Q8_0 · threads 2`."""
     same_model = a.model == b.model and bool(a.quantization and b.quantization)
     if a.path != b.path and (a.name == b.name or (same_model and a.quantization == b.quantization)):
-        heads = Path(a.path).stem, Path(b.path).stem
+        heads = known_as(Path(a.path)), known_as(Path(b.path))
     elif same_model:
         heads = a.quantization, b.quantization
     else:
-        words = [re.split(r"[ -]", side.name) for side in (a, b)]
+        words = [re.split(" " if ":" in side.model else "[ -]", side.name) for side in (a, b)]  # Ollama's stay whole
         common = {*words[0]} & {*words[1]}
         own = [" ".join(word for word in name if word not in common) for name in words]
         heads = (own[0], own[1]) if all(own) else (a.name, b.name)

@@ -27,6 +27,7 @@ from cpuchat.engine.llama.model import Model, available_for_model
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper, plain_completion
 from cpuchat.models.gguf.header import read_model
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.messages import LoadOptions, Message
 from cpuchat.quality.messages import (
     Disagreement,
@@ -106,7 +107,7 @@ class Lockstep:
 
     def _load(self, path: str, taken: int = 0) -> Model:
         """`taken` bytes of memory are not to be counted on."""
-        name = Path(path).name
+        name = file_name(Path(path))
         pool = self._base.pool if self._base is not None else self._start.cpus
 
         def on_progress(_phase: str, done: int, total: int) -> None:

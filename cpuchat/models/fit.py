@@ -33,6 +33,7 @@ from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
 from cpuchat.models.heads import included_layers, is_own
 from cpuchat.models.kernels import chosen_types, instructions_used, rows_of
 from cpuchat.protocol.messages import AUTO_PARALLEL, LoadOptions
+from cpuchat.telemetry import units
 
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
@@ -233,6 +234,10 @@ def gigabytes(count: int) -> str:
     return f"{count / GB:.1f}" if count >= GB else f"{count / GB:.2f}"
 
 
+def _part(count: int) -> str:
+    return gigabytes(count) if count >= GB / 100 else units.size(count)
+
+
 class MemoryNeed(msgspec.Struct, frozen=True):
     """The memory that a loaded model takes, in bytes.
 
@@ -260,16 +265,17 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         return self.total - self.reclaimable
 
     def breakdown(self, draft: MemoryNeed | None = None) -> str:
-        """Explain `min_bytes` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`."""
-        parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"] if self.weights > self.reclaimable else []
+        """Explain `min_bytes` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`; below 10 MB
+        in MB."""
+        parts = [f"weights {_part(self.weights - self.reclaimable)}"] if self.weights > self.reclaimable else []
         if self.repack:
-            parts.append(f"repacked copy {gigabytes(self.repack)}")
+            parts.append(f"repacked copy {_part(self.repack)}")
         if self.kv:
             times = f"{self.parallel} × " if self.parallel > 1 else ""
-            parts.append(f"KV cache {gigabytes(self.kv)} ({times}{self.n_ctx} tokens)")
+            parts.append(f"KV cache {_part(self.kv)} ({times}{self.n_ctx} tokens)")
         if draft is not None:
-            parts.append(f"draft {gigabytes(draft.min_bytes)}")
-        return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {gigabytes(self.compute)}"
+            parts.append(f"draft {_part(draft.min_bytes)}")
+        return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {_part(self.compute)}"
 
 
 class KVRow(NamedTuple):

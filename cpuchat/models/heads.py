@@ -17,6 +17,7 @@ from cpuchat.models.engine_version import GIVES_HIDDEN, GIVES_INPUTS, HEADS, MTP
 from cpuchat.models.file_names import role_of
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import LazyArray
+from cpuchat.models.ollama import file_name
 
 TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
 
@@ -111,7 +112,7 @@ def shares_cores(target: Path, draft: Path) -> bool:
 
 def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch:
     """Return the error that says why a model or head cannot draft, `reason` being a clause."""
-    return DraftMismatch(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {reason}.", hint)
+    return DraftMismatch(f"{file_name(draft)} cannot draft for {file_name(target)}: {reason}.", hint)
 
 
 def require_head(target: GGUFHeader, draft: GGUFHeader) -> HeadKind | None:

@@ -32,6 +32,7 @@ from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import model_size, read_model
+from cpuchat.models.ollama import file_name
 from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.messages import LoadOptions
@@ -187,7 +188,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     """
     header, options = read_model(path), settings.load_options()
     if header.is_projector or not header.tensors:
-        raise ModelUnsupported(f"{path.name} is {header.other}.", "Choose a language model.")
+        raise ModelUnsupported(f"{file_name(path)} is {header.other}.", "Choose a language model.")
     check_supported(header)
     available = memory_here(settings, loaded)
     check_fit(plan_memory(header, options, available)[0], available, header, options)

@@ -23,6 +23,7 @@ from cpuchat.models.engine_version import DAMAGED
 from cpuchat.models.file_names import engine_knows
 from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.model_info import ModelWork
 
 _ROTATED: Final = "prism.hadamard."
@@ -108,19 +109,19 @@ def _why_not_the_file(header: GGUFHeader) -> str:
 def load_refusal(path: Path, reason: str) -> CpuchatError:
     """Return the error for a file that llama.cpp did not load, for the `reason` that it gave."""
     if any(sign in reason for sign in DAMAGED):
-        return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again.")
+        return ModelDamaged(f"llama.cpp cannot load {file_name(path)}: {reason}.", "Download it again.")
     for subject, hint in (("file", _OTHER_FILE), ("engine", _OTHER_MODEL)):
         for expression, clause in _table()["refusals"][subject].items():
             if found := re.search(expression, reason):
                 return _unsupported(path, clause.format(*map(clean_line, found.groups())), hint)
     return ModelUnsupported(
-        f"llama.cpp cannot load {path.name}: {reason}.",
+        f"llama.cpp cannot load {file_name(path)}: {reason}.",
         "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another publisher's file.",
     )
 
 
 def _unsupported(path: Path, why: str, hint: str) -> ModelUnsupported:
-    return ModelUnsupported(f"{path.name} cannot run here: {why}.", hint)
+    return ModelUnsupported(f"{file_name(path)} cannot run here: {why}.", hint)
 
 
 def check_supported(header: GGUFHeader) -> None:

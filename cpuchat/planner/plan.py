@@ -49,6 +49,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import TunedMachine, this_machine
+from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit, usual_need
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.support import check_supported, scalar_type_of, scalar_types, why_slow
@@ -355,7 +356,7 @@ def from_header(header: GGUFHeader, name: str = "", options: LoadOptions = _OPTI
     ModelUnsupported."""
     check_supported(header)
     if header.n_params < _TOO_SMALL:
-        raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
+        raise UsageError(f"{file_name(header.path)} has no weights.", "Choose a language model.")
     rows = kv_by_window(header, options.type_k, options.type_v)
     return PlannedModel(
         name=name or header.name,

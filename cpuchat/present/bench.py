@@ -12,6 +12,8 @@ import msgspec
 from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, BenchCell, Setup
 from cpuchat.bench.results import GAIN, Diff, Environment, Report, Resolution, Result
+from cpuchat.models.gguf.header import known_as
+from cpuchat.models.ollama import file_name
 from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
@@ -29,7 +31,7 @@ _SETTINGS = {
     "cache_type_v": lambda setup: f"V {setup.cache_type_v}",
     "flash_attn": lambda setup: f"FA {setup.flash_attn}",
     "ubatch": lambda setup: f"micro-batch {setup.ubatch}" if setup.ubatch else "",
-    "draft": lambda setup: f"draft {Path(setup.draft).stem}" if setup.draft else "",
+    "draft": lambda setup: f"draft {known_as(Path(setup.draft))}" if setup.draft else "",
 }
 _BAR = 20
 _DISTURBED = "the rounds differ by over 10 %, or threads waited for a core, probably because other programs ran."
@@ -79,7 +81,7 @@ def _of_one_user(cell: BenchCell) -> BenchCell:
 def _cell_names(result: Result, names: set[str]) -> tuple[str, str, str]:
     """Return model, settings and drafters of a cell; "" for those that all cells share."""
     cell = result.cell
-    model = Path(cell.setup.model).stem if "model" in names else ""
+    model = known_as(Path(cell.setup.model)) if "model" in names else ""
     return model, setting_words(cell.setup, names), cell.drafting if cell.test.kind == "prompts" else ""
 
 
@@ -102,8 +104,8 @@ def common(report: Report) -> str:
     if not results:
         return "Nothing was measured."
     setup, names = results[0].cell.setup, {"model", *_SETTINGS} - varying(results)
-    model = f"{Path(setup.model).name} ({results[0].model_type})" if "model" in names and results[0].model_type else ""
-    words = [model or (Path(setup.model).name if "model" in names else ""), setting_words(setup, names)]
+    kind = f" ({results[0].model_type})" if results[0].model_type else ""
+    words = [f"{file_name(Path(setup.model))}{kind}" if "model" in names else "", setting_words(setup, names)]
     return ", ".join(filter(None, words))
 
 
@@ -152,7 +154,7 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
         ("cpuchat", f"{environment.cpuchat}, Python {environment.python}"),
         ("engine", f"llama-cpp-python {engine.version}, llama.cpp {engine.llama_commit}, {' '.join(engine.features)}"),
         *(
-            ("model", f"{Path(one.path).name}, {one.size:,} bytes, SHA-256 {one.sha256}")
+            ("model", f"{file_name(Path(one.path))}, {one.size:,} bytes, SHA-256 {one.sha256}")
             for one in environment.files
         ),
         *settings,

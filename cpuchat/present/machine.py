@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.measure.difference import compare
+from cpuchat.models.ollama import ollama_name
 from cpuchat.present.answers import kept_states
 from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -211,7 +212,7 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
         return []
     measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
     (label, predicted), *limit = speed_rows(found, tuned.of(path).at_least)
-    rows = [("model", f"{library.alias(path) or header.name} {header.quantization}"), (label, measured)]
+    rows = [("model", f"{ollama_name(path) or header.name} {header.quantization}"), (label, measured)]
     rows += [("predicted" if measured else label, predicted), *limit]
     rows += [("missing", missing(found, used.plain_tok_s)), ("needs", found.explained)]
     return [(label, clean_line(text)) for label, text in rows if text]

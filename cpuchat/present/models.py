@@ -19,6 +19,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import PACE
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.gguf.parse import PRECISE
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
@@ -188,7 +189,7 @@ def draft_rows(candidates: dict[str, DraftCandidate], loaded: str, wanted: str) 
     for key, candidate in candidates.items():
         line = _row(key, candidate, is_loaded=key == loaded)
         if candidate.path is not None and names[candidate.name, candidate.quantization] > 1:
-            line = replace(line, name=candidate.path.stem)  # another one has the same name
+            line = replace(line, name=known_as(candidate.path))  # another one has the same name
         lines.append(line)
     lines.append(ListRow(name="other options"))
     for key, (name, note) in _OTHERS.items():

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.base.text import clean_line
+from cpuchat.models.gguf.header import known_as
 from cpuchat.present.table import table
 from cpuchat.quality.measure import QualityLoss, QualityMeasurement, QualityProgress
 from cpuchat.quality.messages import Disagreement
@@ -60,7 +61,7 @@ def headlines(measurement: QualityMeasurement) -> list[str]:
 
 def label(comparison: QualityLoss) -> str:
     """Name one of the compared files."""
-    return comparison.header.quantization or comparison.path.stem
+    return comparison.header.quantization or known_as(comparison.path)
 
 
 def cells(name: str, summary: Summary) -> tuple[str, ...]:
@@ -112,7 +113,7 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     if not found:
         return ["No windows measured yet."]
     fewest = min(summary.n for _, summary in found)
-    base = measurement.header.quantization or measurement.base.stem
+    base = measurement.header.quantization or known_as(measurement.base)
     sentences = [f"{units.plural(fewest, 'position')} scored; base {base}, perplexity {found[0][1].ppl_base:,.2f}."]
     if fewest < MIN_POSITIONS:
         sentences.append("Too few positions for a reliable estimate: use a longer text.")

@@ -22,6 +22,7 @@ from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
+from cpuchat.models.ollama import file_name
 from cpuchat.quality.messages import Answer, Disagreement, Loading, Planned, QualityFinished, QualityStart, Scored, Text
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
 from cpuchat.quality.texts import builtin_texts
@@ -197,7 +198,7 @@ def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:
         reason = f"token {at} differs" if at is not None else ""
     if reason:
         raise VocabularyMismatch(
-            f"{other.path.name} cannot be measured against {base.path.name} token by token: {reason}.",
+            f"{file_name(other.path)} cannot be measured against {file_name(base.path)} token by token: {reason}.",
             "Choose two quantizations of the same model. `cpuchat compare` works with any two models.",
         )
 

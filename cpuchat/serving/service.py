@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.base.errors import CpuchatError
+from cpuchat.models.gguf.header import known_as
 from cpuchat.protocol.messages import AnyEvent, CallDelta, Failed, Generate, GenerationFinished, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
@@ -128,7 +129,9 @@ class InferenceService:
     def names(self) -> tuple[str, ...]:
         """Return all names that the model answers to, first the one it goes by. Raises Refusal before it is loaded."""
         file = Path(self.model.path)
-        return tuple(dict.fromkeys(filter(None, (*self._aliases, file.stem, file.name, self.model.name))))
+        name = known_as(file)
+        own = name, name.removesuffix(":latest"), file.stem, file.name, self.model.name
+        return tuple(dict.fromkeys(filter(None, (*self._aliases, *own))))
 
     @property
     def reader(self) -> RequestReader:

@@ -23,6 +23,7 @@ from cpuchat.chats.saving import UNSAVED
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Tuned, TunedSettings, reach_of
@@ -255,7 +256,7 @@ class Conversation:
                             yield event
                 if failed is None:
                     return
-                note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
+                note = f"Loaded without the draft model {known_as(draft) if draft else ''}: {failed.message}"
                 draft = None
             self.meter.observe(LoadCancelled(), self.clock())
             yield LoadCancelled()

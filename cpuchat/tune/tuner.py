@@ -21,6 +21,7 @@ from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.measure.difference import MATTERS, Difference
 from cpuchat.measure.turns import DRIFT, C, Drifted, Rates, Rounds, Turns
 from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import MEASURED, Tuned, TunedChoice, TunedSettings, differences, set_keys
 from cpuchat.tune import candidates
@@ -296,7 +297,7 @@ class Tuner:
                         after *= 1 + (getattr(one, name) or 0.0)
                 speeds[name] = (self._before[name], after)
         return TuneResult(
-            model=self._measurer.name or self._path.stem,
+            model=self._measurer.name or known_as(self._path),
             choices=tuple(self.choices),
             changes=differences(self._wanted, chosen),
             replaced={key: value_of(self._wanted, key) for key in set_keys(self._wanted, MEASURED) if key in MEASURED},

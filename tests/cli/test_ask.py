@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.program import HANG_GUARD, PLAIN, run, start
 from tests.support.edited_gguf import edited
+from tests.support.stores import ollama
 from tests.support.tiny_gguf import byte_symbols, vocabulary
 
 pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
@@ -32,6 +33,11 @@ def ask_json(model: Path, *arguments: str) -> dict:
     done = asked(model, "--json", *arguments)
     assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr
     return json.loads(done.stdout)
+
+
+def test_a_model_of_ollama_goes_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
+    done = ask(ollama(tmp_path, "tiny:latest", tiny_model), "--json", "Hello")
+    assert json.loads(done.stdout)["model"] == "tiny:latest" and "sha256" not in done.stdout + done.stderr
 
 
 def test_the_answer_is_on_stdout_its_figures_on_stderr_and_json_has_both(tiny_model: Path) -> None:

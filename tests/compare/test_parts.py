@@ -17,6 +17,7 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.head_model import TINY, write_head_model
+from tests.support.stores import ollama
 
 resolve = Library([]).resolve
 
@@ -60,6 +61,13 @@ def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) ->
     two = (Side(path=f"{size}.gguf", model=f"Qwen2.5 Coder {size} Instruct", quantization=kind)
            for size, kind in (("1.5B", "Q8_0"), ("0.5B", "Q4_K_M")))  # fmt: skip
     assert short_names(*two) == ("1.5B Q8_0", "0.5B Q4_K_M")
+
+
+def test_models_of_ollama_are_told_apart_by_its_names(tmp_path: Path) -> None:
+    one = Side.of(ollama(tmp_path, "tiny-a:latest", resolve("demo")))
+    assert (one.name, Side(path=one.path).name) == ("tiny-a:latest Q8_0", "tiny-a:latest")
+    other = Side.of(ollama(tmp_path, "tiny-b:latest", resolve("demo-q4")))
+    assert short_names(one, other) == ("tiny-a:latest Q8_0", "tiny-b:latest Q4_K_M")
 
 
 def test_q4_and_q8_of_a_model_are_found_where_both_are_here(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from cpuchat.serving.service import InferenceService, RequestRecord
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import ChatFigures, Meter
 from tests.support.scripted_backend import MODEL, WITH_DRAFT, ScriptedBackend, timings
+from tests.support.stores import ollama
 
 FINISHED = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=1))
 DIED = Failed(code="worker_died", message="The worker died.", request_id=1)
@@ -100,6 +101,14 @@ async def ask(service: InferenceService, prompt: str = "Hello", party: str = "")
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0)
+
+
+async def test_a_model_of_ollama_goes_by_its_name_with_and_without_the_usual_tag(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    service = served(Engine(FINISHED))
+    service.loaded(msgspec.structs.replace(MODEL, path=str(ollama(tmp_path, "tiny:latest", tiny_model))))
+    assert service.names[:2] == ("tiny:latest", "tiny")
 
 
 @pytest.mark.timeout(180)

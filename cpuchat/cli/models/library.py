@@ -25,6 +25,7 @@ from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
+from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import estimate_local
 from cpuchat.present.models import doubt, head_words, sections, speed_rows, verdict
 from cpuchat.telemetry.units import about, parameters, rate, size
@@ -281,7 +282,7 @@ def verify(specs: tuple[str, ...], everything: bool) -> int:
     terminal, is_damaged = TerminalOutput(), False
     for model, spec in zip(models, specs_of(models), strict=True):
 
-        def progress(done: int, total: int, name: str = model.path.name) -> None:
+        def progress(done: int, total: int, name: str = file_name(model.path)) -> None:
             terminal.status(f"checking {name} {100 * done // max(total, 1)} %")
 
         result = library.verify(model, progress)

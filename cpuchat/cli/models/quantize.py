@@ -26,6 +26,7 @@ from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_inside
 from cpuchat.models.machine import machine_for, this_machine
+from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
 from cpuchat.models.quantize.types import (
@@ -95,7 +96,7 @@ def quantize(
         source=path, out=out, type=wanted, matrices=matrices, threads=threads, requantize=allow_requantize, force=force
     )
     terminal = TerminalOutput()
-    terminal.note(f"{path.name} → {out.name}")
+    terminal.note(f"{file_name(path)} → {out.name}")
 
     def show(progress: QuantizeProgress) -> None:
         """`tensor 87 of 291 · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
@@ -169,8 +170,8 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
         facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
     else:
-        can = f"can draft for {clean_line(path.name)}."
-        cannot = f"cannot draft for {clean_line(path.name)}: {verdict.reason}."
+        can = f"can draft for {file_name(path)}."
+        cannot = f"cannot draft for {file_name(path)}: {verdict.reason}."
         click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
         told = f"Expected: {expected.words}." if expected is not None else OTHER_DRAFTS
         for line in filter(None, (verdict.note, told, f"Cheaper: {lighter}." if lighter else "")):
@@ -201,7 +202,7 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_js
         print_json({"target": str(target), "drafts": rows})
     else:
         if not fitting:
-            click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
+            click.echo(f"cpuchat: No smaller local model can draft for {file_name(target)}.", err=True)
             if not listed:
                 click.echo("  Look for a small model of its family and generation.", err=True)
         table = [("DRAFT MODEL", "SIZE", "EXPECTED", "")]

@@ -21,6 +21,7 @@ from cpuchat.models.costs import accepted, keep_accepted
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.heads import require_head
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.messages import LoadModel, Speculation
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
@@ -343,6 +344,6 @@ def _load_draft(
         return None
     if draft.sequence.is_recurrent:
         draft.free()
-        notes.append(f"No draft model: {path.name} has a recurrent state and cannot roll back rejected tokens.")
+        notes.append(f"No draft model: {file_name(path)} has a recurrent state and cannot roll back rejected tokens.")
         return None
     return draft

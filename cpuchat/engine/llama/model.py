@@ -51,6 +51,7 @@ from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory,
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.heads import HeadKind, is_own, shares_cores, title, usable_layers
+from cpuchat.models.ollama import file_name, ollama_name
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
@@ -98,7 +99,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
     DoesNotFit: not enough memory; the message holds the arithmetic."""
     if header.other:
         raise ModelUnsupported(
-            f"{header.path.name} is {header.other}, not a language model.", "Choose the main GGUF file beside it."
+            f"{file_name(header.path)} is {header.other}, not a language model.", "Choose the main GGUF file beside it."
         )
     check_options(header, options)
     notes: list[str] = []
@@ -361,7 +362,7 @@ class Model:
         if not model:
             reason, path = _reason(), header.path
             if any(sign in reason for sign in NO_MEMORY):
-                raise DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
+                raise DoesNotFit(f"Not enough memory for {file_name(path)}: {reason}.", "Choose a smaller model.")
             raise load_refusal(path, reason)
         return model
 
@@ -390,7 +391,7 @@ class Model:
         row = sequence.step(max(self.vocab.bos, 0))
         if not np.isfinite(row).all():
             raise ModelDamaged(
-                f"{self.header.path.name} produces NaN or infinite logits.",
+                f"{file_name(self.header.path)} produces NaN or infinite logits.",
                 "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another quantization.",
             )
         sequence.find_divisions(self.lanes)
@@ -428,7 +429,7 @@ class Model:
             info = msgspec.structs.replace(
                 self.info,
                 path=str(header.path),
-                name=title(kind) if is_included else header.name or header.path.stem,
+                name=title(kind) if is_included else ollama_name(header.path) or header.name,
                 quantization="" if is_included else header.quantization,
                 work=model_work(header, self.options, of_head=True),
                 fingerprint=file_fingerprint(header.path),
@@ -497,7 +498,8 @@ class Model:
         if not llama.llama_get_memory(context):
             llama.llama_free(context)
             raise ModelUnsupported(
-                f"{self.header.path.name} is not a chat model: it has no KV cache.", "Choose a text generation model."
+                f"{file_name(self.header.path)} is not a chat model: it has no KV cache.",
+                "Choose a text generation model.",
             )
         return context
 
@@ -533,7 +535,7 @@ class Model:
                 notes.append("mlock failed: the model is not fully locked in memory.")
         self.info = ModelInfo(
             path=str(header.path),
-            name=header.name,
+            name=ollama_name(header.path) or header.name,
             architecture=header.architecture,
             quantization=header.quantization,
             n_params=header.n_params,

@@ -26,6 +26,7 @@ from cpuchat.base.errors import GenerationFailed, ModelUnsupported
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import LazyArray
+from cpuchat.models.ollama import file_name
 from cpuchat.protocol.messages import Message, Tool, ToolCall
 
 if TYPE_CHECKING:
@@ -230,7 +231,8 @@ def check_bytes(header: GGUFHeader) -> None:
         words = frozenset(word for word in found.tokens.raw_strings() if len(word) <= len("<0x00>"))
         if any(b"<0x%02X>" % b not in words and bytes([b]) not in words for b in range(256)):
             raise ModelUnsupported(
-                f"{header.path.name} cannot run here: its vocabulary cannot write every text.", "Choose another model."
+                f"{file_name(header.path)} cannot run here: its vocabulary cannot write every text.",
+                "Choose another model.",
             )
 
 

@@ -34,11 +34,12 @@ from cpuchat.models.drafts.candidates import (
 )
 from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files, check_pair, is_known_pair
 from cpuchat.models.engine_version import HEADS
-from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader, known_as, read_model
 from cpuchat.models.heads import is_own, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import Machine, TunedMachine
+from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import Prediction, predict
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def choose_draft(
         if not is_known_pair(target, draft) and require_head(read_model(target), read_model(draft)) is not None:
             return draft, ""
         if wanted == INCLUDED:
-            raise DraftMismatch(f"{clean_line(target.name)} contains no MTP head.", "Choose a draft model, or `none`.")
+            raise DraftMismatch(f"{file_name(target)} contains no MTP head.", "Choose a draft model, or `none`.")
         verdict = check_files(target, draft)
         if not verdict.ok:
             raise mismatch(target, draft, verdict.reason, OTHER_DRAFTS)
@@ -167,7 +168,7 @@ def draft_of_settings(
         # The settings may have been made with another target in mind; a file that is gone is a fault.
         return DraftChoice(note=told) if isinstance(error, DraftMismatch) else DraftChoice(problem=told)
     if draft is None and not note and section.drafters == "draft" and wanted != NO_DRAFT:
-        note = f"No draft model is known for {target.name}. Choose one with --draft-model."
+        note = f"No draft model is known for {file_name(target)}. Choose one with --draft-model."
     return DraftChoice(draft, note)
 
 
@@ -280,7 +281,7 @@ def local_heads(
             expected = NOT_READ
             with contextlib.suppress(CpuchatError):  # `check` tells what is wrong with it
                 expected = expected_pair(target, read_model(model.path), costs, machine)
-            listed.append(DraftCandidate.of_file(model, name=model.path.stem, head=kind, expected=expected))
+            listed.append(DraftCandidate.of_file(model, name=known_as(model.path), head=kind, expected=expected))
     return listed
 
 

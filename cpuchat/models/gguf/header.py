@@ -7,6 +7,7 @@ boundary.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.base.errors import ModelDamaged
+from cpuchat.base.errors import CpuchatError, ModelDamaged
 from cpuchat.base.text import clean_line
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.models.engine_version import HEADS
 from cpuchat.models.gguf.parse import FILE_TYPES, ByteSource, FileSource, LazyArray, Parsed, how_to_complete, parse
+from cpuchat.models.ollama import is_content, ollama_name
 
 _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
@@ -70,7 +73,7 @@ class GGUFHeader(Parsed, frozen=True):
         """`general.name`, or the file's name; cleaned for display, without "GGUF" of a repository. A file that is named
         by its content, as in Ollama's store, is called by its architecture."""
         name = clean_line(self.text("general.name"))
-        stem = self.architecture if self.path.stem.startswith("sha256") else self.path.stem
+        stem = self.architecture if is_content(self.path) else self.path.stem
         return _FORMAT.sub("", name) or name or clean_line(stem)
 
     @property
@@ -289,6 +292,18 @@ def read_model(path: Path) -> GGUFHeader:
             f"Put the missing parts into {parts[0].parent}, or download them.",
         )
     return join_parts([header, *(read_header(part) for part in parts[1:])])
+
+
+@functools.lru_cache(256)
+def known_as(source: Source) -> str:
+    """Return the name of a model as people know it: the name that Ollama has for it, else the file's name without its
+    ending; of a file that is named by its content alone, what its header says. It is read once."""
+    if isinstance(source, ServerModel):
+        return source.stem
+    if is_content(source) and not ollama_name(source):
+        with contextlib.suppress(CpuchatError, OSError):
+            return read_model(source).name
+    return ollama_name(source) or clean_line(source.stem)
 
 
 def join_parts(parts: Sequence[GGUFHeader]) -> GGUFHeader:

@@ -25,6 +25,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.base.text import clean_line
+from cpuchat.models.ollama import file_name
 
 ALIGNMENT = 32
 """Default alignment of tensors in bytes (GGUF_DEFAULT_ALIGNMENT)."""
@@ -175,7 +176,7 @@ class FileSource:
         if not stat.S_ISREG(status.st_mode):
             os.close(self._handle)
             raise ModelNotFound(f"Cannot open {path}: not a regular file.", "Choose a .gguf file.")
-        self.name = path.name
+        self.name = file_name(path)
         self.size = status.st_size
 
     def read(self, offset: int, count: int) -> bytes:

@@ -27,6 +27,7 @@ from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import files_beside
 from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
+from cpuchat.models.ollama import file_name
 
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,9 +145,9 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     whole = files_beside(model.path)
     parts = [part for part in whole if os.path.lexists(part)]
     if not parts:
-        return refused(f"{model.path.name} no longer exists.")
+        return refused(f"{file_name(model.path)} no longer exists.")
     if root is None or not all(is_inside(part.parent, root) for part in parts):
-        return refused(f"{model.path.name} is outside the Hugging Face cache and your model folders.")
+        return refused(f"{file_name(model.path)} is outside the Hugging Face cache and your model folders.")
     used = {os.path.realpath(path) for path in in_use}
     if any(os.path.realpath(part) in used for part in parts):
         return refused("It is in use: load another model first.")

@@ -38,6 +38,7 @@ from cpuchat.models.library.places import (
     walk,
 )
 from cpuchat.models.library.usage import RecentModels, usage_of, usages
+from cpuchat.models.ollama import file_name, is_content
 
 _USUAL_FOLDER = "~/models"
 _MAX_NAMED = 6  # models that a message lists
@@ -48,7 +49,7 @@ _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))
 def is_named(model: LocalModel, words: Collection[str]) -> bool:
     """Return whether all `words`, in lower case, are in the names of a model that people see: not its architecture, nor
     the folders above it."""
-    file = "" if model.path.name.startswith("sha256") else model.path.name
+    file = "" if is_content(model.path) else model.path.name
     names = folded(" ".join((model.name, model.quantization, model.repo, model.alias, file)))
     return all(folded(word) in names for word in words)
 
@@ -91,7 +92,7 @@ def _still_there(path: Path, name: str) -> Path:
     """Return `path` of a model that a program calls `name`. Raises ModelNotFound: a manifest outlived its file."""
     if path.is_file():
         return path
-    raise ModelNotFound(f"The file of {name or path.name} is gone: {path}.", "Download it again (`ollama pull`).")
+    raise ModelNotFound(f"The file of {name or file_name(path)} is gone: {path}.", "Download it again (`ollama pull`).")
 
 
 def _ambiguous(spec: str, groups: list[list[LocalModel]]) -> ModelNotFound:
@@ -128,11 +129,6 @@ class Library:
     def at(self, path: Path) -> LocalModel | None:
         """Return the model whose first file is `path`, wherever that is; None when it is something else."""
         return self._summaries.model(LocalFile(path=path, source="folder", root=path.parent))
-
-    def alias(self, path: Path) -> str:
-        """Return the name by which Ollama keeps a model, whose file has none; "" for others."""
-        stores = ollama_models((*ollama_stores(), *self.folders))
-        return next((model.alias for model in stores if model.path == path), "")
 
     def in_folder(self, folder: Path) -> list[LocalModel]:
         """Return the models below `folder`, which need not be one of the user's: of very many, some."""

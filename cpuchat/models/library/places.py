@@ -7,10 +7,8 @@ links to the files of `blobs/`, where a partial download is called `*.incomplete
 
 Other programs keep models, too. Nothing there is ever changed.
 
-- Ollama: manifests/HOST/NAMESPACE/MODEL/TAG is JSON whose layer of type `…image.model` names a file of blobs/ by
-  its SHA-256 (docs/faq.md and server/internal/manifest of ollama). The installer's service keeps them in the home of
-  the user `ollama`, packages of distributions in /var/lib/ollama; OLLAMA_MODELS in its unit moves them. `hf.co/…` are
-  other hosts; newer versions write a second tree beside manifests/.
+- Ollama: `models.ollama` reads its stores. The installer's service keeps them in the home of the user `ollama`,
+  packages of distributions in /var/lib/ollama; OLLAMA_MODELS in its unit moves them.
 - LM Studio: PUBLISHER/REPOSITORY/FILE.gguf below its folder, which its settings may have moved.
 - llama.cpp: OWNER_REPOSITORY_FILE.gguf beside manifest=OWNER=REPOSITORY=TAG.json; newer versions use the Hugging
   Face cache, or make one of LLAMA_CACHE (common/download.cpp and common/hf-cache.cpp of llama.cpp).
@@ -37,8 +35,10 @@ from cpuchat.base.files import MAX_FOLDERS, JsonCache, read_small
 from cpuchat.base.files import walk as walk_files
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
+from cpuchat.models import ollama
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
+from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unsupported
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
@@ -49,9 +49,6 @@ STORES: dict[Store, str] = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.
 """What people call these programs."""
 
 _OLLAMA_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama")
-_DEFAULT_HOSTS = ("registry.ollama.ai", "ollama.com")
-_HUB_HOSTS = ("hf.co", "huggingface.co")
-_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=.*\.json")
 
 
@@ -365,15 +362,6 @@ def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | N
         seen.add(whole)
 
 
-class _Layer(msgspec.Struct):
-    mediaType: str = ""
-    digest: str = ""
-
-
-class _Manifest(msgspec.Struct):
-    layers: list[_Layer] = []
-
-
 class _Settings(msgspec.Struct):
     downloadsFolder: str = ""
 
@@ -401,42 +389,8 @@ def _moved_by_systemd() -> list[Path]:
 def ollama_models(roots: Iterable[Path]) -> Iterator[LocalFile]:
     """Yield the models of the stores in these folders, one for each name. Other folders are none."""
     for root in roots:
-        for tree in sorted(root.glob("manifest*")):
-            for folder, tags in walk_files(tree):
-                for tag in tags:
-                    model = _ollama_model(root, (*folder.relative_to(tree).parts, tag), folder / tag)
-                    if model is not None:
-                        yield model
-
-
-def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> LocalFile | None:
-    """Return what a manifest names; None when it is none, or has no GGUF file, as models on Ollama's servers."""
-    if len(parts) < 3 or parts[-1].startswith("."):
-        return None
-    try:
-        layers = msgspec.json.decode(read_small(manifest), type=prepared(_Manifest)).layers
-    except (OSError, ValueError, RecursionError):  # not JSON, not UTF-8, or too deep
-        return None
-    contents = {one.mediaType.rpartition(".")[2]: _DIGEST.fullmatch(one.digest) for one in reversed(layers)}
-    if (found := contents.get("model")) is None:
-        return None
-    host, *owner, model, tag = parts
-    is_default = host in _DEFAULT_HOSTS
-    prefix = () if is_default and owner == ["library"] else owner if is_default else (host, *owner)
-    projector = contents.get("projector")
-    return LocalFile(
-        path=_blob(root, found[1]),
-        source="ollama",
-        root=root,
-        alias=clean_line(f"{'/'.join((*prefix, model))}:{tag}"),
-        repo="/".join((*owner, model)) if host in _HUB_HOSTS else "",
-        projector=_blob(root, projector[1]) if projector is not None else None,
-    )
-
-
-def _blob(root: Path, sha256: str) -> Path:
-    older = root / "blobs" / f"sha256:{sha256}"  # before 0.1.30
-    return older if older.exists() else root / "blobs" / f"sha256-{sha256}"
+        for model in ollama.ollama_models(root):
+            yield LocalFile(source="ollama", root=root, **msgspec.structs.asdict(model))
 
 
 def lmstudio_folders() -> list[Path]:
@@ -494,7 +448,7 @@ def unavailable(chosen: Iterable[str | Path] = ()) -> list[str]:
     return found
 
 
-_VERSION = 100 * COST_MODEL + 9
+_VERSION = 100 * COST_MODEL + 10
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200
@@ -595,11 +549,11 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         return HeaderSummary()
     work, damaged, unsupported = model_work(header), None, why_unsupported(header)
     if header.is_head:
-        damaged = f"{header.path.name} is a draft head and cannot answer by itself."
+        damaged = f"{file_name(header.path)} is a draft head and cannot answer by itself."
     elif not header.tensors:
-        damaged = f"{header.path.name} contains a vocabulary but no weights."
+        damaged = f"{file_name(header.path)} contains a vocabulary but no weights."
     elif unsupported:
-        damaged = f"{header.path.name} cannot run here: {unsupported}."
+        damaged = f"{file_name(header.path)} cannot run here: {unsupported}."
     return HeaderSummary(
         name=header.name[:_MAX_NAME],
         architecture=header.architecture[:_MAX_NAME],

@@ -15,6 +15,7 @@ from cpuchat.base.errors import CpuchatError, QuantizeFailed, UsageError
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
+from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.types import (
     AUTO_TYPES,
     Forecast,
@@ -79,7 +80,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
         if forecast.lossy and not job.requantize:
             types = ", ".join(forecast.lossy)
             raise UsageError(
-                f"{source.path.name} is already quantized ({types}): quantizing it again loses quality twice.",
+                f"{file_name(source.path)} is already quantized ({types}): quantizing it again loses quality twice.",
                 "Start from F32, F16, BF16 or Q8_0, or add --allow-requantize.",
             )
         try:

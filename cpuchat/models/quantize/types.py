@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import difflib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,10 @@ from cpuchat.base.processes import python_command
 from cpuchat.costs.model import BITS, bytes_read, pass_cost
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import LAYER_TABLE, gigabytes
-from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRECISE, TensorInfo
 from cpuchat.models.library.places import LocalModel, is_inside
+from cpuchat.models.ollama import file_name
 from cpuchat.models.support import scalar_types, why_slow
 from cpuchat.models.traffic import N_PAST, typical_work
 from cpuchat.protocol.model_info import ModelWork
@@ -124,7 +126,7 @@ class MatrixTypes(msgspec.Struct, frozen=True):
         table, is_tied = "token_embd.weight", source.output_matrix != "output.weight"
         if is_tied and self.embedding:
             raise UsageError(
-                f"{source.path.name} has one matrix for token embeddings and output (tied).",
+                f"{file_name(source.path)} has one matrix for token embeddings and output (tied).",
                 "Set its type with --output-tensor-type alone.",
             )
         if self.output in scalar_types(engine_cpu()):
@@ -152,7 +154,7 @@ _MARGIN_BYTES = 1 << 20  # a forecast leaves out a few added metadata entries
 def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: MatrixTypes = AUTO_TYPES) -> Path:
     """Return `<model>-Q4_K_M.gguf` in `folder`: the source's name with its quantization and part number replaced, and
     the types of its matrices before that (`<model>-output-Q4_0-Q4_K_M.gguf`)."""
-    stem = source.path.stem
+    stem = re.sub(r"[/:]+", "-", known_as(source.path))
     if split_parts(source.path):
         stem = stem.rpartition("-of-")[0].rpartition("-")[0]
     old = source.quantization
@@ -332,7 +334,7 @@ async def source_header(source: Path) -> GGUFHeader:
     header = await asyncio.to_thread(read_model, source)
     if header.other:
         raise UsageError(
-            f"{source.name} is {header.other}, not a language model.", "Choose the GGUF file of a language model."
+            f"{file_name(source)} is {header.other}, not a language model.", "Choose the GGUF file of a language model."
         )
     return header
 
@@ -352,7 +354,7 @@ async def forecast_type(
     await process.send(quantize_request(source, kind, matrices))
     answer = await process.receive()
     if not isinstance(answer, QuantizeFinished) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
-        raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
+        raise QuantizeFailed(f"llama.cpp reads other tensors from {file_name(source.path)} than its header lists.")
     changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
     tensors: list[TensorInfo] = []
     at = 0

@@ -13,6 +13,7 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from cpuchat.config.servers import Source
+from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers
 from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded, PrefillProgress
 from cpuchat.session import events
@@ -173,7 +174,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             case events.LoadBegun() | LoadProgress():  # with the status line
                 self.figures.show()
                 if isinstance(event, events.LoadBegun) and event.again:
-                    self.notify(f"Loading {event.source.stem} again.", markup=False)
+                    self.notify(f"Loading {known_as(event.source)} again.", markup=False)
             case PrefillProgress():
                 self.figures.show_with_text()
             case events.LoadEnded():

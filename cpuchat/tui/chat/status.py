@@ -10,6 +10,7 @@ from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.base.text import clean
+from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -22,6 +23,8 @@ from cpuchat.telemetry.meter import DraftingFigures
 
 WARNING_SHARE = 0.8
 """Share of the context from which on it is almost full."""
+_BEFORE = len(" cpuchat  ")
+_SHORTEST = 8  # characters of a name
 _Part = tuple[str, str]  # a text and its style
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
@@ -54,12 +57,15 @@ class StatusLine(Widget):
     def follow(self, event: SessionEvent, session: ChatSession) -> None:
         match event:
             case events.LoadBegun():
-                self.show_state(f"loading {event.source.stem}")
+                self.show_state(f"loading {known_as(event.source)}")
             case LoadProgress():
                 name = "the server" if event.phase in answers.SERVER_PHASES else "the model"
                 if session.activity is Activity.LOADING and session.source is not None:
-                    name = session.source.stem
-                self._progress = clean(answers.load_progress(name, event, skips=not session.queue))
+                    name = known_as(session.source)
+                words = answers.load_progress(name, event, skips=not session.queue)
+                if (over := len(words) + _BEFORE - self.size.width) > 0:  # the phase and the share stay
+                    words = words.replace(name, f"{name[: max(_SHORTEST, len(name) - over - 1)]}…", 1)
+                self._progress = clean(words)
             case ModelLoaded():
                 self.show_state("")
                 self.show_model(event.model)

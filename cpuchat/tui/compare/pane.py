@@ -26,6 +26,7 @@ from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import PAIR, Side, SideAnswer, Turn
 from cpuchat.models.catalog import load_catalog, match_local
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.places import LocalModel, is_same_model
 from cpuchat.models.quantize.types import smaller_types
 from cpuchat.present import answers, compare
@@ -158,7 +159,7 @@ _DOWNLOAD, _QUANTIZE = "download", "quantize"
 
 
 def _settings_rows(path: Path) -> list[ListRow]:
-    rows = [ListRow(key=f"settings {n}", name=name, note=path.stem) for n, (name, _) in enumerate(_SETTINGS)]
+    rows = [ListRow(key=f"settings {n}", name=name, note=known_as(path)) for n, (name, _) in enumerate(_SETTINGS)]
     return [ListRow(name="same file, other settings"), *rows]
 
 
@@ -172,7 +173,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         self._services, self._path = services, model
         self._model: LocalModel | None = None
         self._repo = ""
-        self.list_title = f"Compare {model.stem} with"
+        self.list_title = f"Compare {known_as(model)} with"
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)

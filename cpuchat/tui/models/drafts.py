@@ -23,8 +23,9 @@ from cpuchat.models.drafts.candidates import (
     recommended,
 )
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
-from cpuchat.models.gguf.header import read_model
+from cpuchat.models.gguf.header import known_as, read_model
 from cpuchat.models.library.places import LocalModel
+from cpuchat.models.ollama import ollama_name
 from cpuchat.present import models
 from cpuchat.present.table import ListRow
 from cpuchat.tui.services import Services
@@ -55,7 +56,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         app.notify(f"{name} is now the draft model.", markup=False)
         services.session.load(target)
     else:
-        app.notify(f"{name} will be the draft model of {clean_line(target.stem)} from its next load.", markup=False)
+        app.notify(f"{name} will be the draft model of {known_as(target)} from its next load.", markup=False)
 
 
 class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
@@ -125,8 +126,8 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         return []
 
     def _is_loaded(self, model: DraftCandidate | LocalModel) -> bool:
-        is_same = (model.name, model.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
-        return bool(model.name) and is_same
+        name = (model.path is not None and ollama_name(model.path)) or model.name
+        return bool(name) and (name, model.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
 
     def _put(self, *candidates: DraftCandidate) -> None:
         self.candidates = (self.candidates or {}) | {candidate.spec: candidate for candidate in candidates}

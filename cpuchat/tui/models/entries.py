@@ -18,11 +18,13 @@ from cpuchat.base.text import clean_line, folded
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import is_named
 from cpuchat.models.library.places import STORES, LocalModel, grouped, only_drafts, shown_name
+from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction
@@ -238,7 +240,7 @@ def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry
         name, labels = shown_name(group), [_label(model) for model in group]
         alike = Counter((label, model.quantization) for label, model in zip(labels, group, strict=True))
         for label, model in zip(labels, group, strict=True):
-            own = label if alike[label, model.quantization] == 1 else model.path.stem
+            own = label if alike[label, model.quantization] == 1 else known_as(model.path)
             names = (own, name) if len(group) > 1 else (name, "")
             if is_named(model, words):
                 found.append(ModelListEntry(f"local {model.path}", model, name=names[0], model=names[1]))
@@ -336,7 +338,7 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
         case LocalModel(damaged=str() as problem) as model:
             mark = DAMAGED if model.kind == "model" else NOT_ALONE
             return ListRow(
-                key, mark, entry.name or model.name, note=problem.removeprefix(f"{model.path.name} "), dim=True
+                key, mark, entry.name or model.name, note=problem.removeprefix(f"{file_name(model.path)} "), dim=True
             )
         case LocalModel() as model:
             rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import ModelNotFound
+from cpuchat.models.gguf.header import known_as, read_model
 from cpuchat.models.library import places
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import grouped, natural
@@ -50,9 +51,9 @@ def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model
     library = Library()
     for name in ("qwen2.5-coder:7b", "Coder:7b", "qwen2.5-coder", "qwen2.5-coder:q8_0"):
         assert library.resolve(name).parent == store / "blobs"
-        assert library.alias(library.resolve(name)) == "qwen2.5-coder:7b"  # no hash is shown
+        assert known_as(library.resolve(name)) == "qwen2.5-coder:7b"  # no hash is shown
     for name in ("lmstudio-community/Qwen2.5-7B-Instruct-GGUF", "ggml-org/gemma-3-4b-it-GGUF:Q8_0"):
-        assert library.resolve(name).name.endswith("Q8_0.gguf") and not library.alias(library.resolve(name))
+        assert (path := library.resolve(name)).name.endswith("Q8_0.gguf") and known_as(path) == path.stem
     [one] = [m for m in library.local_models() if m.alias == "qwen2.5-coder:7b"]
     assert library.verify(one).state == "verified"
     refused = {library.deletion(m).refused for m in library.local_models() if m.source != "folder"}
@@ -93,6 +94,14 @@ def test_other_registries_another_tree_and_two_tags_of_one_file(store: Path, mod
     assert library.resolve("qwen3:8b") == library.resolve("qwen3") == library.resolve("qwen3:latest")
     ollama(store, "two\nlines:1b", model)
     assert "two lines:1b" in listed()
+
+
+def test_a_content_that_no_name_leads_to_is_called_as_its_header_says(store: Path, model: Path, tmp_path: Path) -> None:
+    lost = ollama(store, "lost:1b", model)
+    (store / "manifests").rename(tmp_path / "elsewhere")
+    assert known_as(lost) == read_model(model).name
+    (cut := lost.with_name(f"sha256-{'0' * 64}")).write_bytes(b"GGUF")
+    assert known_as(cut) == cut.name  # it has none
 
 
 def test_a_blob_by_its_old_name_and_with_a_projector(store: Path, model: Path, tiny_model: Path) -> None:

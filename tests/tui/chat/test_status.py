@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.telemetry.meter import DraftingFigures
 from cpuchat.tui.chat.status import StatusLine
-from tests.support.scripted_backend import MODEL
+from tests.support.chat_app import SMALL, running
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 from tests.support.snapshots import HostApp
+from tests.support.stores import ollama
 
 PINNED = msgspec.structs.replace(MODEL, cpus=tuple(range(8)))
 INTERLEAVED = EngineInfo(version="x", memory_policy="interleave:0-1")
@@ -61,3 +66,20 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
         status.show_model(PINNED)
         status.show_figures(0, INTERLEAVED, OFF)
         assert "interleave" not in str(status.render()) and "0/8k ctx" in str(status.render())
+
+
+async def test_a_load_names_a_model_of_ollama_and_a_long_name_leaves_room_for_its_phase(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    for name, shown in (
+        ("tiny:latest", "loading tiny:latest · warming up  50 %"),
+        (f"{'long' * 20}:latest", f"loading {('long' * 20)[:42]}… · warming up  50 %"),
+    ):
+        gate = Gate()
+        steps = [LoadProgress(phase="warming", done=1, total=2), gate, ModelLoaded(model=MODEL)]
+        blob = ollama(tmp_path / str(len(name)), name, tiny_model)
+        async with running(ScriptedBackend(load_steps=steps), size=SMALL, model=blob) as app:
+            await app.until(gate.reached.is_set)
+            await app.until(lambda shown=shown: app.status.strip() == f"cpuchat  {shown}")
+            gate.open()
+            await app.ready()
