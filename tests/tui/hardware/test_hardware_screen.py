@@ -130,7 +130,15 @@ async def test_cores_that_other_programs_keep_busy_are_marked(tmp_path: Path) ->
     use = Use(target=topology.allowed[:4], busy={9, 20})
     rows = picture(topology, use, 114)
     joined = "".join(text for row in rows for text, _ in row)
-    assert [joined.count(cell) for cell in "▣▩□·"] == [3, 2, 4, 23]
-    assert "4 for the model   □ 4 unused   · 24 not allowed   ▩ 2 busy" in "".join(
-        text for text, _ in legend(topology, use, rows)
-    )
+    assert [joined.count(cell) for cell in "▣■▩□·"] == [3, 1, 1, 4, 23]
+    for width in (114, 56):
+        lines = ["".join(text for text, _ in line) for line in legend(topology, use, rows, width)]
+        assert max(map(len, lines)) <= width
+        assert [entry for line in lines for entry in line.split("   ")] == [
+            "▣ 4 for the model",
+            "■ 1 of them busy with other programs",
+            "□ 4 unused",
+            "· 23 not allowed",
+            "▩ 1 busy with other programs",
+            "▫ SMT sibling, unused",
+        ]
