@@ -180,3 +180,18 @@ def test_an_incomplete_measurement_replaces_no_whole_one_and_is_not_called_distu
     assert measured() == Peak(22e9, (0, 1))
     peak.raise_to(Peak(25e9, (0, 1), at_least=True), root=root)
     assert measured() == Peak(32e9, (0, 1), at_least=True)
+
+
+def test_f12_measures_and_shows_the_cores_of_the_loaded_model(
+    tree: Callable[[str], Path], measured: list[tuple[int, ...]]
+) -> None:
+    """It may be tuned to others than those of the settings."""
+    reader, on = MachineReader(tree("epyc-9354")), ((8, 9), "local")
+    before = reader.facts(PlacementSpec(), on)
+    list(reader.measure(before.topology, on, lambda: False))
+    assert {cpu for cpus in measured for cpu in cpus} == {8, 9}
+    now, seen = reader.now(before, on, None)
+    assert before.peaks.all_cores is not None and before.peaks.all_cores.estimated
+    assert now.peaks.all_cores is not None and not now.peaks.all_cores.estimated
+    assert now.peaks.all_cores.cpus == before.peaks.all_cores.cpus == (8, 9)
+    assert reader.now(before, on, seen)[0].peaks == before.peaks  # nothing was measured since

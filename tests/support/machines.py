@@ -123,8 +123,8 @@ class FixtureReader(MachineReader):
         super().__init__(root)
         self._measured = measured
         self._known = known
-        self.gate = threading.Event()
-        """Holds a measurement until it is set."""
+        self.gate = threading.Semaphore(0)
+        """Lets a measurement take one step for each release."""
         self._placed = placed
         self.counters = Counters(sample)
 
@@ -137,10 +137,10 @@ class FixtureReader(MachineReader):
 
     def measure(self, topology: Topology, on: Computing, cancelled: Callable[[], bool]) -> Iterator[str]:
         for step in ("1 core", "all cores"):
-            self.gate.wait()
+            yield f"measuring {step}"
+            self.gate.acquire()
             if cancelled():
                 raise Interrupted("Measurement cancelled.")
-            yield f"measuring {step}"
         self._known = True
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:

@@ -95,12 +95,12 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
 async def test_m_measures_now_and_shows_how_far_it_is(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     reader = FixtureReader(root)
-    async with running(backend_on(root)) as app:
+    async with running(backend_on(root), size=(60, 20)) as app:
         screen = await opened(app, reader)
-        assert "not measured: press m to measure" in app.screen_text
         await app.press("m")
-        await app.until(lambda: "measuring" in app.screen_text)
-        reader.gate.set()
+        for step in ("1 core", "all cores"):
+            await app.until(lambda step=step: f"measuring {step}" in app.screen_text)
+            reader.gate.release()
         await app.until(lambda: "80 % of the theoretical peak" in app.screen_text)
         await app.until(lambda: not app.chat.busy)
         assert "all 32 cores   367 GB/s █" in app.screen_text and "measuring" not in app.screen_text
@@ -114,8 +114,10 @@ async def test_esc_stops_measuring_and_an_answer_goes_first(tmp_path: Path) -> N
         screen = await opened(app, reader)
         await app.press("m")
         await app.until(lambda: "measuring" in app.screen_text)
+        await app.press("down", "enter")
+        assert "You can change the placement when the bandwidth is measured (Esc stops it)." in app.notices
         await app.press("escape")
-        reader.gate.set()
+        reader.gate.release()
         await app.until(lambda: not app.chat.busy)
         await app.until(lambda: "not measured: press m" in app.screen_text)
         assert app.app.screen is screen
