@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,12 +77,10 @@ def probe(as_json: bool, **values: Any) -> None:
 
     try:
         with contextlib.ExitStack() as stack:  # windows of the app wait
-            deadline = time.monotonic() + _PATIENCE
-            while not stack.enter_context(one_at_a_time()):
-                if time.monotonic() > deadline:
-                    raise MeasureFailed("A window of cpuchat is measuring just now.", "Close it, or try again later.")
+            if not stack.enter_context(one_at_a_time()):
                 terminal.status("waiting for a window of cpuchat that is measuring")
-                time.sleep(0.2)
+                if not stack.enter_context(one_at_a_time(_PATIENCE)):
+                    raise MeasureFailed("A window of cpuchat is measuring just now.", "Close it, or try again later.")
             found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
             n_passes, problem = 0, ""
             if not found["all_cores"].disturbed:

@@ -19,7 +19,7 @@ from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoret
 from cpuchat.hardware.counters import Kernel
 from cpuchat.hardware.knobs import Knob, container, read_knobs
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.memory import available_bytes, available_on, meminfo
+from cpuchat.hardware.memory import available_bytes, available_within, meminfo
 from cpuchat.hardware.monitor import counter_states
 from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
@@ -111,7 +111,7 @@ def gather_facts(
         model=model,
         model_bytes=model_bytes,
         clock=clock(root, cpus),
-        free_on={n.number: available_on((n.number,), root) or 0 for n in topology.nodes if len(topology.nodes) > 1},
+        free_on={n.number: available_within((n.number,), root) for n in topology.nodes if len(topology.nodes) > 1},
         placement=placement,
         problems=problems,
         policy_refused=refused(policy) if placement is not None and placement.memory_policy.places else "",

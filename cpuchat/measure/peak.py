@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 import msgspec
@@ -91,7 +91,8 @@ def known(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak
     if found is None or not found.value > 0:
         return None
     best = max(found.value, _of_some(found.subject)) if found.disturbed else found.value
-    return Peak(best, found.subject.cores, found.disturbed)
+    part = store.find(found.subject, _WINDOWS, tuple[float, ...]) if found.disturbed else None
+    return Peak(best, found.subject.cores, found.disturbed, unfinished=part is not None and not part.disturbed)
 
 
 def _of_some(on: Subject) -> float:
@@ -112,7 +113,7 @@ def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> P
 
 
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:
-    """Return a loaded model with what is known of the cores that compute, its draft model's among them."""
+    """Return a loaded model with what is known of the cores that compute."""
     peak = known(model.cpus, policy)
     if peak is None:
         return model
@@ -129,28 +130,34 @@ def keep(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:
     return Peak(found.bytes_per_s, on.cores, found.disturbed)
 
 
-def keep_slice(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:
-    """Keep a part of a measurement with those before it; returns what is known then. Until so many windows were
-    undisturbed as a measurement has, the best of all is the least; then those are one measurement."""
+def keep_slice(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> None:
+    """Keep a part of a measurement with those before it. Until so many windows were undisturbed as a measurement has,
+    the best of all is the least, unless a whole measurement is known; then those are one measurement."""
     on = on_cores(found.cpus, policy, root)
     before = store.find(on, _WINDOWS, tuple[float, ...])
     alone = [rate for rate, share in zip(found.rounds, found.shares, strict=False) if share >= _ALONE]
     windows = (*(before.value if before is not None else ()), *alone)
     if len(windows) < WINDOWS:
-        store.keep(on, _WINDOWS, windows, n=len(windows))
-        return keep(replace(found, shares=(0.0,)), policy, root=root)
+        disturbed = len(alone) < len(found.rounds) or (before is not None and before.disturbed)
+        store.keep(on, _WINDOWS, windows, n=len(windows), disturbed=disturbed)
+        if (whole := known(found.cpus, policy, root=root)) is None or whole.at_least:
+            keep(replace(found, shares=(0.0,)), policy, root=root)
+        return
     store.forget(on, _WINDOWS)
-    return keep(ReadBandwidth(found.cpus, max(windows), windows, (1.0,) * len(windows)), policy, root=root)
+    keep(ReadBandwidth(found.cpus, max(windows), windows, (1.0,) * len(windows)), policy, root=root)
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[bool]:
-    """Keep other processes from measuring meanwhile; False while one does."""
+def one_at_a_time(patience: float = 0.0) -> Iterator[bool]:
+    """Keep other processes from measuring meanwhile; False where one still does after `patience` seconds."""
     file = paths.cache_dir() / "measuring.lock"
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
-    if is_locked(file):
+    end = monotonic() + patience
+    while (is_taken := is_locked(file)) and monotonic() < end:
+        sleep(_POLL_SECONDS)
+    if is_taken:
         yield False
     else:
         with contextlib.ExitStack() as stack:
@@ -297,8 +304,11 @@ def slices(
     cancelled: Cancelled = lambda: False,
     root: Path = ROOT,
 ) -> Iterator[tuple[int, ...]]:
-    """Measure and keep these sets of cores in slices of under a second, in turn, until each had its windows; yield the
-    set before each. Beside other programs a figure is the least. Raises ProbeFailed and Interrupted as `measure`."""
+    """Measure and keep these sets of cores anew in slices of under a second, in turn, until each had its windows; yield
+    the set before each. Beside other programs a figure is the least. Raises ProbeFailed and Interrupted as `measure`.
+    """
+    for some in sets:
+        store.forget(on_cores(some, policy, root), _WINDOWS)  # or the last windows would begin another measurement
     for _ in range(WINDOWS // SLICE):
         for some in sets:
             yield some

@@ -292,8 +292,9 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
     share = share_of_peak(peak, facts.theoretical)
     of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
     sets = measured_sets(peak, known.one_core, known.l3_group)
-    rough = f"at least, other programs ran: {again}" if any(one.at_least for _, one in sets) else ""
-    return " · ".join(filter(None, (of_peak, rough))) or peak.source
+    rough = [one for _, one in sets if one.at_least]
+    why = "not finished" if all(one.unfinished for one in rough) else "other programs ran"
+    return " · ".join(filter(None, (of_peak, f"at least, {why}: {again}" if rough else ""))) or peak.source
 
 
 @dataclass(frozen=True, slots=True)

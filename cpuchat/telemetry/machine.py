@@ -16,13 +16,15 @@ class Peak:
     """The peak read bandwidth in bytes per second: the denominator of utilization.
 
     `cpus` are the logical CPUs that read. `at_least`: it may be more, as other programs ran meanwhile, or an answer
-    told it. `estimated`: nothing was measured, and it is what such CPUs usually reach, within `ROUGH`.
+    told it; `unfinished`: only because a measurement that nothing disturbed has not ended. `estimated`: nothing was
+    measured, and it is what such CPUs usually reach, within `ROUGH`.
     """
 
     bytes_per_s: float
     cpus: tuple[int, ...]
     at_least: bool = False
     estimated: bool = False
+    unfinished: bool = False
 
     @property
     def source(self) -> str:

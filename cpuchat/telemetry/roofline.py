@@ -135,7 +135,7 @@ class Reach:
 
 
 def _peak(model: ModelInfo, newest: Peak | None, read: float) -> Peak | None:
-    """Return the read bandwidth of the cores that compute, the draft model's among them: as measured, or what was
+    """Return the read bandwidth of the cores that compute: as measured, or what was
     `read` if that is clearly more, unless caches may have helped."""
     cpus = model.cpus or tuple(range(model.n_threads))
     known = Peak(model.peak_read, cpus, model.peak_at_least)

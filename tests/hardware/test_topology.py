@@ -16,6 +16,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec, candidates, plac
 from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
 from cpuchat.present.machine import nodes_words
+from cpuchat.telemetry.units import gigabytes
 from tests.hardware.knob_files import TOPOLOGY
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, server, status, write
 from tests.hardware.trees import Machine as Server
@@ -163,6 +164,16 @@ def test_nodes_of_cores_without_memory(tmp_path: Path) -> None:
     assert "2 nodes (0,3)" in found.evidence and "node:1-2" in found.fix
     words = nodes_words(facts.topology, facts.free_on)
     assert words.startswith("0: no memory, 1: 25.8 of 34.4 GB available") and words.endswith("distance 12 (10: itself)")
+
+
+def test_a_node_that_alone_has_memory_has_what_is_available(tmp_path: Path) -> None:
+    root = write(make_tree(tmp_path, "2x-epyc-7543"), {
+        f"{NODES}/node1/meminfo": "Node 1 MemTotal: 0 kB\nNode 1 MemFree:        0 kB", f"{NODES}/has_memory": "0",
+    })  # fmt: skip
+    facts = gather_facts(refused=lambda _: "", counts=False, root=root)
+    assert nodes_words(facts.topology, facts.free_on).startswith(
+        f"0: {gigabytes(facts.available)} of 275 GB available, 1: no memory"
+    )
 
 
 def test_garbage_is_no_reason_to_fail(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -53,8 +54,9 @@ def test_slices_are_together_what_one_measurement_is(small: Path, tree: Callable
     for some, share in ((rates[:3], 1.0), ([60e9], 0.4), *((rates[n : n + 3], 1.0) for n in range(3, 15, 3))):
         known = peak.known((0, 1), root=root)
         assert known is None or known.at_least
-        best = peak.keep_slice(ReadBandwidth((0, 1), max(some), tuple(some), (share,) * len(some)), root=root)
-        assert best.bytes_per_s >= max(some) or not best.at_least
+        peak.keep_slice(ReadBandwidth((0, 1), max(some), tuple(some), (share,) * len(some)), root=root)
+        best = peak.known((0, 1), root=root)
+        assert best is not None and (best.bytes_per_s >= max(some) or not best.at_least)
     assert peak.known((0, 1), root=root) == peak.known((0, 1), root=small) == Peak(max(rates), (0, 1))
 
 
@@ -153,3 +155,43 @@ def test_slices_measure_each_set_as_often_and_are_kept_as_they_come(
     assert [some for some, _ in seen] == [(0,), (0, 1)] * (peak.WINDOWS // peak.SLICE)
     assert seen[0][1] is None and seen[2][1] == Peak(10e9, (0,), at_least=True)
     assert peak.known((0, 1), root=root) == Peak(19e9, (0, 1), at_least=True)
+
+
+def test_an_incomplete_measurement_replaces_no_whole_one_and_is_not_called_disturbed(
+    tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, rates, shares = tree("epyc-9354p-nps4"), itertools.count(10), itertools.repeat(1.0)
+
+    def read_on(cpus: Sequence[int], **_: object) -> ReadBandwidth:
+        rate = next(rates) * 1e9
+        return ReadBandwidth(tuple(cpus), rate, (rate,) * peak.SLICE, (next(shares),) * peak.SLICE)
+
+    def measured(n_slices: int = 99) -> Peak | None:
+        for _ in itertools.islice(peak.slices([(0, 1)], root=root), n_slices + 1):  # the last one is not measured
+            pass
+        return peak.known((0, 1), root=root)
+
+    monkeypatch.setattr(peak, "measure", read_on)
+    assert measured(2) == Peak(11e9, (0, 1), at_least=True, unfinished=True)
+    assert measured() == Peak(16e9, (0, 1))  # whole, whatever was left of the one before
+    assert measured(1) == Peak(16e9, (0, 1))
+    assert measured() == Peak(22e9, (0, 1))
+    shares = itertools.repeat(0.5)
+    assert measured() == Peak(22e9, (0, 1))
+    peak.raise_to(Peak(25e9, (0, 1), at_least=True), root=root)
+    assert measured() == Peak(32e9, (0, 1), at_least=True)
+
+
+def test_f12_measures_and_shows_the_cores_of_the_loaded_model(
+    tree: Callable[[str], Path], measured: list[tuple[int, ...]]
+) -> None:
+    """It may be tuned to others than those of the settings."""
+    reader, on = MachineReader(tree("epyc-9354")), ((8, 9), "local")
+    before = reader.facts(PlacementSpec(), on)
+    list(reader.measure(before.topology, on, lambda: False))
+    assert {cpu for cpus in measured for cpu in cpus} == {8, 9}
+    now, seen = reader.now(before, on, None)
+    assert before.peaks.all_cores is not None and before.peaks.all_cores.estimated
+    assert now.peaks.all_cores is not None and not now.peaks.all_cores.estimated
+    assert now.peaks.all_cores.cpus == before.peaks.all_cores.cpus == (8, 9)
+    assert reader.now(before, on, seen)[0].peaks == before.peaks  # nothing was measured since

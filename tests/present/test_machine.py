@@ -58,6 +58,8 @@ def test_bars_have_one_scale_and_fewer_cores_no_longer_one(facts: Facts) -> None
     assert scale == 460.8e9
     text = read_bandwidth(measured)
     assert "all 32 cores 300 GB/s · 65 % of the theoretical peak · at least, other programs ran" in text
+    begun = replace(peaks, l3_group=Peak(310e9, cpus[:4], at_least=True, unfinished=True))
+    assert "of the theoretical peak · at least, not finished: m" in how_known(replace(found, peaks=begun), "m")
     estimate = replace(found, theoretical=None, peaks=Peaks(all_cores=Peak(2e11, cpus, estimated=True)))
     assert bandwidth_bars(estimate)[1] == 2e11 and "≈200 GB/s · estimated for 32 cores" in read_bandwidth(estimate)
 

@@ -22,7 +22,7 @@ from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.messages import AnyEvent, Failed, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import NO_PEAKS, Bandwidth, MachineSample, Peak, Peaks, Power
-from cpuchat.tui.hardware.screen import MachineReader
+from cpuchat.tui.hardware.screen import Computing, MachineReader
 from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 
@@ -123,24 +123,24 @@ class FixtureReader(MachineReader):
         super().__init__(root)
         self._measured = measured
         self._known = known
-        self.gate = threading.Event()
-        """Holds a measurement until it is set."""
+        self.gate = threading.Semaphore(0)
+        """Lets a measurement take one step for each release."""
         self._placed = placed
         self.counters = Counters(sample)
 
-    def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
-        found = super().facts(spec)
+    def facts(self, spec: PlacementSpec, loaded: Computing | None = None) -> DiagnosticFacts:
+        found = super().facts(spec, loaded)
         return replace(found, peaks=self._measured(found.topology) if self._known else NO_PEAKS)
 
-    def now(self, facts: DiagnosticFacts) -> DiagnosticFacts:
-        return replace(facts, peaks=self._measured(facts.topology) if self._known else NO_PEAKS)
+    def now(self, facts: DiagnosticFacts, on: Computing, seen: object) -> tuple[DiagnosticFacts, object]:
+        return replace(facts, peaks=self._measured(facts.topology) if self._known else NO_PEAKS), seen
 
-    def measure(self, facts: DiagnosticFacts, cancelled: Callable[[], bool]) -> Iterator[str]:
+    def measure(self, topology: Topology, on: Computing, cancelled: Callable[[], bool]) -> Iterator[str]:
         for step in ("1 core", "all cores"):
-            self.gate.wait()
+            yield f"measuring {step}"
+            self.gate.acquire()
             if cancelled():
                 raise Interrupted("Measurement cancelled.")
-            yield f"measuring {step}"
         self._known = True
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:

@@ -97,7 +97,7 @@ class PassProbe:
     def _subject(self) -> _Subject:
         from cpuchat.hardware.placement.placement import PlacementSpec
 
-        model = self._session.conversation.model  # tuned, or with a draft model on cores of its own
+        model = self._session.conversation.model  # a tuned one may compute on other cores
         return PlacementSpec.of(self._services.settings), model.cpus if model is not None else ()
 
     def _is_wanted(self) -> bool:

@@ -49,12 +49,14 @@ class BandwidthBars(Static):
 
     def show(self, facts: DiagnosticFacts, now: Now, told: str) -> None:
         bars, scale = machine.bandwidth_bars(facts, now)
+        most = (facts.theoretical.bytes_per_s / scale,) if facts.theoretical is not None else ()
         names, notes = (max((len(getattr(one, part)) for one in bars), default=0) for part in ("name", "note"))
-        lines = [Text("read bandwidth", self._style("dim"))]
+        whose = " of the model's cores" if now.model is not None and now.model.cpus else ""
+        lines = [Text(f"read bandwidth{whose}", self._style("dim"))]
         for one in bars:
             width = self.size.width - names - notes - len("    367 GB/s     ")  # and where the scroll bar comes
             line = Text(f"  {one.name:<{names}} {units.bandwidth(one.rate):>5} GB/s ")
-            for text, part in bar(one.rate / scale, max(width, 4), *((1.0,) if facts.theoretical else ())):
+            for text, part in bar(one.rate / scale, max(width, 4), *most):
                 filled = "░" * len(text) if one.estimated and part == "fill" else text
                 line.append(filled, self._style("now" if one.now and part == "fill" else part))
             lines.append(line.append(f" {one.note}", self._style("dim")))
@@ -110,7 +112,7 @@ class PlacementList(OptionList):
             threads = plural(len(offer.placement.cpus), "thread")
             rows.append(self._row(offer.name, offer.spec, threads, not number, width))
         for spec in self._others:
-            parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
+            parts = [f"cores {spec.cores}", plural(spec.threads, "thread") if spec.threads else ""]
             parts.append(f"memory {spec.memory_policy}")
             rows.append(self._row(", ".join(filter(None, parts)), spec, "", False, width))
         with self.prevent(OptionList.OptionHighlighted):

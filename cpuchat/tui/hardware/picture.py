@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
 
-CELLS = {"target": "▣", "free": "□", "off": "·", "busy": "▩", "sibling": "▫"}
-NAMES = {"target": "for the model", "free": "unused", "off": "not allowed", "busy": "busy with other programs"}
+CELLS = {"target": "▣", "shared": "■", "free": "□", "off": "·", "busy": "▩", "sibling": "▫"}
+_BUSY = "busy with other programs"
+NAMES = {"target": "for the model", "shared": f"of them {_BUSY}", "free": "unused", "off": "not allowed", "busy": _BUSY}
 ROOMY, AIRY = 30, 45
 """Rows of a terminal from which a blank one parts the legend from the picture, and all rows of that."""
 PARTS = (*CELLS, "label", "link")
@@ -39,20 +40,20 @@ class Use:
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
         """Return what this core is for, a key of `NAMES`."""
+        is_busy = not {*core.cpus}.isdisjoint(self.busy)
         if not {*core.cpus}.isdisjoint(self.target):
-            return "target"
+            return "shared" if is_busy else "target"
+        if is_busy:
+            return "busy"
         return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
 
     def cell(self, core: Core, allowed: Collection[int], smt: bool) -> Line:
         """Draw a core, with `smt` its further logical CPUs too."""
         part = self.part(core, allowed)
-        shown = "busy" if self.is_busy(core) else part
         n_used = max(len({*self.target}.intersection(core.cpus)), 1)
-        siblings = (len(core.cpus) - n_used) * CELLS["sibling"] if smt and part != "off" else ""
-        return [(CELLS[shown] + (CELLS[part] * (n_used - 1) if smt else ""), shown), (siblings, "sibling")]
-
-    def is_busy(self, core: Core) -> bool:
-        return not {*core.cpus}.isdisjoint(self.busy)
+        is_allowed = not {*core.cpus}.isdisjoint(allowed)
+        siblings = (len(core.cpus) - n_used) * CELLS["sibling"] if smt and is_allowed else ""
+        return [(CELLS[part] * (n_used if smt else 1), part), (siblings, "sibling")]
 
 
 def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS) -> list[Line]:
@@ -80,17 +81,21 @@ def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS
     return rows
 
 
-def legend(topology: Topology, use: Use, rows: Sequence[Line]) -> Line:
-    """Name the kinds of cells that occur in `rows`, with how many cores are of each."""
+def legend(topology: Topology, use: Use, rows: Sequence[Line], width: int) -> list[Line]:
+    """Name the kinds of cells that occur in `rows`, with how many cores are of each, in lines that end between them."""
     found = Counter(use.part(core, topology.allowed) for core in topology.cores)
-    found["busy"] = sum(map(use.is_busy, topology.cores))
-    line: Line = []
-    for part, cell in CELLS.items():
-        line += [(f"{cell} ", part), (f"{found[part]} {NAMES[part]}   ", "label")] if found[part] else []
+    found["target"] += found["shared"]
+    entries = [(cell, part, f"{found[part]} {NAMES[part]}") for part, cell in CELLS.items() if found[part]]
     if any(part == "sibling" and text for row in rows for text, part in row):
-        line += [(f"{CELLS['sibling']} ", "sibling"), ("SMT sibling, unused   ", "label")]
-    is_linked = any(len(link) > 1 for link in topology.fabric_links)
-    return [*line, ("── ", "link"), ("shared fabric link", "label")] if is_linked else line
+        entries.append((CELLS["sibling"], "sibling", "SMT sibling, unused"))
+    if any(len(link) > 1 for link in topology.fabric_links):
+        entries.append(("──", "link", "shared fabric link"))
+    lines: list[Line] = [[]]
+    for cell, part, name in entries:
+        if lines[-1] and _width(lines[-1]) + _GAP + len(f"{cell} {name}") > width:
+            lines.append([])
+        lines[-1] += [(" " * _GAP if lines[-1] else "", "label"), (f"{cell} ", part), (name, "label")]
+    return lines
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,6 @@ class MachinePicture(Static):
         lines = picture(*shown)
         if self.app.size.height >= AIRY and len(lines) <= ROOMY_ROWS:
             lines = [line for row in lines for line in (row, list[tuple[str, str]]())]
-        lines += [*([[]] if self.app.size.height >= ROOMY else []), legend(topology, use, lines)]
+        lines += [*([[]] if self.app.size.height >= ROOMY else []), *legend(topology, use, lines, self.size.width)]
         styles = {part: self.get_component_rich_style(f"machine--{part}", partial=True) for part in PARTS}
         self.update(Text("\n").join(Text.assemble(*((text, styles[part]) for text, part in line)) for line in lines))

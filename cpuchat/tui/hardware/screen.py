@@ -31,7 +31,7 @@ from cpuchat.hardware.placement.placement import (
     place,
 )
 from cpuchat.hardware.sysfs import clock
-from cpuchat.hardware.topology import ROOT
+from cpuchat.hardware.topology import ROOT, Topology
 from cpuchat.measure import store
 from cpuchat.measure.peak import SLICE, WINDOWS, Cancelled, known_of, one_at_a_time, sets_of, slices
 from cpuchat.present import machine
@@ -39,6 +39,7 @@ from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity
 from cpuchat.session.placement import PlacementChange
+from cpuchat.telemetry.machine import Peaks
 from cpuchat.telemetry.units import plural
 from cpuchat.tui.hardware.panels import WIDE, BandwidthBars, FactsTable, PlacementList
 from cpuchat.tui.hardware.picture import MachinePicture, Use
@@ -46,7 +47,11 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
+Computing = tuple[tuple[int, ...], str]
+"""(logical CPUs, memory policy in the words of `mempolicy`)"""
+
 SAMPLE_SECONDS = 1.0
+_PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 
 
@@ -56,11 +61,15 @@ class MachineReader:
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         self._busy = BusyCores(root)
-        self._stamp: object = None  # of what was measured
 
-    def facts(self, spec: PlacementSpec) -> DiagnosticFacts:
-        """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried."""
-        return gather_facts(spec, refused=lambda _: "", counts=False, known=known_of, root=self.root)
+    def facts(self, spec: PlacementSpec, loaded: Computing | None = None) -> DiagnosticFacts:
+        """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried. The bandwidth is
+        that of the cores of the `loaded` model, which may be tuned, else of the settings'."""
+
+        def known(topology: Topology, cpus: tuple[int, ...], policy: str, *, root: Path) -> Peaks:
+            return known_of(topology, *(loaded or (cpus, policy)), root=root)
+
+        return gather_facts(spec, refused=lambda _: "", counts=False, known=known, root=self.root)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Return where the worker's memory is; None where the kernel does not report it."""
@@ -70,25 +79,21 @@ class MachineReader:
         """Return the logical CPUs that were busy since the last call."""
         return frozenset(cpu for cpu, share in self._busy.shares().items() if share > MAX_BUSY_CORES)
 
-    def now(self, facts: DiagnosticFacts) -> DiagnosticFacts:
-        """Return facts with what is known of the bandwidth, and the clock, now."""
-        placed = facts.placement
-        if placed is None:
-            return facts
-        peaks, before, self._stamp = facts.peaks, self._stamp, store.stamp()
-        if self._stamp != before:  # estimates read the whole topology
-            peaks = known_of(facts.topology, placed.cpus, placed.memory_policy.words, root=self.root)
-        return dataclasses.replace(facts, peaks=peaks, clock=clock(self.root, placed.cpus))
+    def now(self, facts: DiagnosticFacts, on: Computing, seen: object) -> tuple[DiagnosticFacts, object]:
+        """Return facts with what is known of the bandwidth `on` cores, and the clock, now; and what has been `seen`
+        then, for the next call."""
+        now = store.stamp(), on
+        peaks = facts.peaks
+        if now != seen:  # estimates read the whole topology
+            peaks = known_of(facts.topology, *on, root=self.root)
+        return dataclasses.replace(facts, peaks=peaks, clock=clock(self.root, on[0])), now
 
-    def measure(self, facts: DiagnosticFacts, cancelled: Cancelled) -> Iterator[str]:
-        """Measure the bandwidth of the cores of the settings in slices; yield what is done before each. Raises
-        CpuchatError: it cannot be measured; Interrupted: `cancelled` said so."""
-        placed = facts.placement
-        if placed is None:
-            raise MeasureFailed("The configured cores cannot be used.", "Choose a placement below.")
-        sets = [*dict.fromkeys(some for some in sets_of(facts.topology, placed.cpus).values() if some)]
-        total, policy = len(sets) * WINDOWS // SLICE, placed.memory_policy.words
-        with one_at_a_time() as is_ours:
+    def measure(self, topology: Topology, on: Computing, cancelled: Cancelled) -> Iterator[str]:
+        """Measure the bandwidth `on` cores in slices; yield what is done before each. Raises CpuchatError: it cannot be
+        measured; Interrupted: `cancelled` said so."""
+        sets = [*dict.fromkeys(some for some in sets_of(topology, on[0]).values() if some)]
+        total, policy = len(sets) * WINDOWS // SLICE, on[1]
+        with one_at_a_time(_PATIENCE) as is_ours:
             if not is_ours:
                 raise MeasureFailed("Another window of cpuchat is measuring.", "Try again in a minute.")
             for done, some in enumerate(slices(sets, policy, cancelled=cancelled, root=self.root)):
@@ -115,6 +120,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._conversation = services.conversation
         self._change: PlacementChange | None = None
         self._measuring = ""  # how far a measurement is
+        self._seen: object = None  # of what was measured
+        self._is_looking = False
         self._stopped = False
         self._busy: frozenset[int] = frozenset()  # logical CPUs that other programs use
         self._was_idle = True
@@ -149,6 +156,18 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         return PlacementSpec.of(self._conversation.in_effect)
 
     @property
+    def _loaded(self) -> Computing | None:
+        """Return where the loaded model computes, which may be tuned; None without one."""
+        model, engine = self._model, self._conversation.backend.engine
+        return (model.cpus, engine.memory_policy) if model is not None and model.cpus and engine is not None else None
+
+    @property
+    def _on(self) -> Computing | None:
+        """Return where the loaded model computes, else one with the settings would; None if that is impossible."""
+        placed = self.facts.placement if self.facts is not None else None
+        return self._loaded or (placed and (placed.cpus, placed.memory_policy.words))
+
+    @property
     def _model(self) -> ModelInfo | None:
         """Return the loaded model; None for one on a server, which computes elsewhere."""
         model = self._conversation.model
@@ -156,8 +175,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
-        is_first = self.facts is None
-        self.facts = await asyncio.to_thread(self.reader.facts, PlacementSpec.of(self._services.settings))
+        is_first, spec, loaded = self.facts is None, PlacementSpec.of(self._services.settings), self._loaded
+        self.facts, self._seen = await asyncio.to_thread(self.reader.facts, spec, loaded), None
         if is_first:
             self._refresh_now()
         self._show()
@@ -211,18 +230,28 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if now != self.now:
             self.now = now
             self._show()
-        self._look(self.facts)
+        if not self._is_looking and (on := self._on) is not None:
+            self._is_looking = True
+            self._look(self.facts, on)
 
-    @work(exclusive=True, group="look")
-    async def _look(self, before: DiagnosticFacts) -> None:
+    @work(group="look")
+    async def _look(self, before: DiagnosticFacts, on: Computing) -> None:
         """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
         was_idle, is_idle = self._was_idle, self._services.session.is_idle
-        facts, busy = await run_in_daemon_thread(lambda: (self.reader.now(before), self.reader.busy()))
-        busy = busy if was_idle and is_idle else busy - {*self._cpus_of(self._in_use)}
-        if self.facts is before and (facts, busy) != (self.facts, self._busy):
+        try:
+            now = run_in_daemon_thread(lambda: (*self.reader.now(before, on, self._seen), self.reader.busy()))
+            facts, seen, busy = await now
+        finally:
+            self._is_looking, self._was_idle = False, is_idle
+        busy = busy if was_idle and is_idle else busy - {*on[0], *self._cpus_of(self._in_use)}
+        if self.facts is not before:
+            return
+        self._seen = seen
+        if (facts, busy) != (before, self._busy):
             self.facts, self._busy = facts, busy
             self._show()
-        self._was_idle = is_idle
+        if facts.peaks != before.peaks:
+            self._read_words()  # the model's speed rests on them
 
     def _cpus_of(self, spec: PlacementSpec) -> tuple[int, ...]:
         if (model := self.now.model) is not None and model.cpus and spec == self._in_use:
@@ -324,8 +353,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if spec == self._in_use:
             self._tell("Already in use.")
         elif self._services.session.busy:
-            what = "You can change the placement when the answer is done (Esc in the chat stops it)."
-            self.notify(what, severity="warning")
+            self._refuse("change the placement")
         else:
             self._load(spec)
 
@@ -366,21 +394,36 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if self.facts is None or self._measuring:
             return
         if self._services.session.busy:
-            self.notify("You can measure when the answer is done (Esc in the chat stops it).", severity="warning")
-            return
-        self._measuring, self._stopped = "measuring…", False
-        self._services.session.measure(self._measure(self.facts), self._stop_measuring)
-        self._show()
+            self._refuse("measure")
+        elif (on := self._on) is None:
+            self.notify("The configured cores cannot be used. Choose a placement below.", severity="warning")
+        else:
+            self._measuring, self._stopped = "measuring…", False
+            self._services.session.measure(self._measure(self.facts.topology, on), self._stop_measuring)
+            self._show()
+            self.query_one(BandwidthBars).scroll_visible(animate=False)
+
+    def _refuse(self, what: str) -> None:
+        """Say what runs, so that `what` cannot be done now."""
+        activity = self._services.session.activity
+        until = "the answer is done (Esc in the chat stops it)"
+        if self._measuring:
+            until = "the bandwidth is measured (Esc stops it)"
+        elif self._change is not None:
+            until = "the model is loaded (Esc cancels)"
+        elif activity is Activity.LOADING:
+            until = "the model is loaded (Esc in the chat cancels)"
+        self.notify(f"You can {what} when {until}.", severity="warning")
 
     def _stop_measuring(self) -> None:
         self._stopped = True
 
-    async def _measure(self, facts: DiagnosticFacts) -> None:
-        steps = self.reader.measure(facts, lambda: self._stopped)
+    async def _measure(self, topology: Topology, on: Computing) -> None:
+        steps = self.reader.measure(topology, on, lambda: self._stopped)
         try:
             while self._measuring:
                 self._measuring = await run_in_daemon_thread(lambda: next(steps, ""))
-                self._sample()
+                self._show()
         except Interrupted:
             pass
         except CpuchatError as error:
@@ -389,7 +432,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._measuring, self._stopped = "", True
             if self.has_widgets:
                 self._sample()
-                self._read_words()
+                self._show()
 
     async def action_close(self) -> None:
         if self._measuring:

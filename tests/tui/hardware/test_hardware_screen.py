@@ -95,12 +95,12 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
 async def test_m_measures_now_and_shows_how_far_it_is(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     reader = FixtureReader(root)
-    async with running(backend_on(root)) as app:
+    async with running(backend_on(root), size=(60, 20)) as app:
         screen = await opened(app, reader)
-        assert "not measured: press m to measure" in app.screen_text
         await app.press("m")
-        await app.until(lambda: "measuring" in app.screen_text)
-        reader.gate.set()
+        for step in ("1 core", "all cores"):
+            await app.until(lambda step=step: f"measuring {step}" in app.screen_text)
+            reader.gate.release()
         await app.until(lambda: "80 % of the theoretical peak" in app.screen_text)
         await app.until(lambda: not app.chat.busy)
         assert "all 32 cores   367 GB/s █" in app.screen_text and "measuring" not in app.screen_text
@@ -114,8 +114,10 @@ async def test_esc_stops_measuring_and_an_answer_goes_first(tmp_path: Path) -> N
         screen = await opened(app, reader)
         await app.press("m")
         await app.until(lambda: "measuring" in app.screen_text)
+        await app.press("down", "enter")
+        assert "You can change the placement when the bandwidth is measured (Esc stops it)." in app.notices
         await app.press("escape")
-        reader.gate.set()
+        reader.gate.release()
         await app.until(lambda: not app.chat.busy)
         await app.until(lambda: "not measured: press m" in app.screen_text)
         assert app.app.screen is screen
@@ -130,7 +132,15 @@ async def test_cores_that_other_programs_keep_busy_are_marked(tmp_path: Path) ->
     use = Use(target=topology.allowed[:4], busy={9, 20})
     rows = picture(topology, use, 114)
     joined = "".join(text for row in rows for text, _ in row)
-    assert [joined.count(cell) for cell in "▣▩□·"] == [3, 2, 4, 23]
-    assert "4 for the model   □ 4 unused   · 24 not allowed   ▩ 2 busy" in "".join(
-        text for text, _ in legend(topology, use, rows)
-    )
+    assert [joined.count(cell) for cell in "▣■▩□·"] == [3, 1, 1, 4, 23]
+    for width in (114, 56):
+        lines = ["".join(text for text, _ in line) for line in legend(topology, use, rows, width)]
+        assert max(map(len, lines)) <= width
+        assert [entry for line in lines for entry in line.split("   ")] == [
+            "▣ 4 for the model",
+            "■ 1 of them busy with other programs",
+            "□ 4 unused",
+            "· 23 not allowed",
+            "▩ 1 busy with other programs",
+            "▫ SMT sibling, unused",
+        ]
