@@ -102,18 +102,16 @@ def starter() -> ThreadPoolExecutor:
 T = TypeVar("T")
 
 
-async def run_in_daemon_thread(function: Callable[[], T], *, interrupts: bool = False) -> T:
+async def run_in_daemon_thread(function: Callable[[], T]) -> T:
     """Run `function` in a separate daemon thread; returns or raises what it does.
 
     Unlike an executor's, the thread does not delay the exit: when cancelled, this returns at once, and the program
-    can exit meanwhile. `interrupts`: when cancelled, the function ends too, between any two of its steps in Python.
+    can exit meanwhile. The function goes on to its end: an exception from outside could leave a lock held for ever.
     """
     import asyncio  # 50 ms
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    running = threading.Lock()  # held by whoever says that the thread is still at work, or no more
-    is_over = False
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if not future.done():
@@ -123,26 +121,13 @@ async def run_in_daemon_thread(function: Callable[[], T], *, interrupts: bool = 
                 future.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        nonlocal is_over
         result, problem = None, None
         try:
             result = function()
         except BaseException as error:
             problem = error
-        with running:
-            is_over = True
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, problem)
 
-    thread = threading.Thread(target=run, name="daemon-call", daemon=True)
-    thread.start()
-    try:
-        return await future
-    except asyncio.CancelledError:
-        import ctypes
-
-        with running:  # else another thread could have its number by now
-            if interrupts and not is_over and thread.ident is not None:
-                raised = ctypes.py_object(SystemExit)  # the one exception that a thread may end with silently
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)
-        raise
+    threading.Thread(target=run, name="daemon-call", daemon=True).start()
+    return await future

@@ -23,20 +23,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cpuchat import __version__
 from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.grammar.limits import parser_limits
 from cpuchat.serving.anthropic import MessagesReply, read_messages
 from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
 from cpuchat.serving.infill import InfillReply, read_infill
 from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion
 from cpuchat.serving.replies import Reply
-from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
+from cpuchat.serving.requests import PARSE_SECONDS, ParsedRequest, RequestReader, quoted, too_slow
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
 from cpuchat.serving.service import InferenceService, RequestRecord
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
-PARSE_SECONDS = 5.0
-"""It must be parsed within, its schemas turned into grammars."""
 QUEUED_SECONDS = 15.0
 """After which a stream that still waits is begun: clients and proxies give up on a silent connection."""
 PING_SECONDS = 10.0
@@ -101,13 +100,7 @@ class AnswerEndpoint:
                 answering.result()
 
     async def _answer(self, body: bytes, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._parsing:
-            try:  # in a thread, which ends with this: grammars can take too long
-                async with asyncio.timeout(PARSE_SECONDS):
-                    parsed = await run_in_daemon_thread(lambda: self._parse(body), interrupts=True)
-            except TimeoutError:
-                message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
-                raise Refusal(400, message, "unsupported") from None
+        parsed = await self._read(body)
         parsed = parsed.of_client(f"{record.client} {await asyncio.to_thread(local_user, scope)}")
         program = Headers(scope=scope).get("user-agent", "")
         record.party = f"{parsed.request.state.owner} {program}"
@@ -130,6 +123,18 @@ class AnswerEndpoint:
         finally:
             computing.cancel()
             await asyncio.gather(computing, return_exceptions=True)
+
+    async def _read(self, body: bytes) -> ParsedRequest:
+        """Read a request, in a thread, which has its place until it ends, also when the client leaves: so many read at
+        a time. Raises Refusal.
+        """
+        await self._parsing.acquire()
+        reading = asyncio.ensure_future(run_in_daemon_thread(lambda: self._parse(body)))
+        reading.add_done_callback(lambda done: (self._parsing.release(), done.cancelled() or done.exception()))
+        done, _ = await asyncio.wait((reading,), timeout=PARSE_SECONDS + 1)  # mostly it refuses by itself before
+        if not done:
+            raise too_slow()
+        return reading.result()
 
     async def _compute(
         self, reply: Reply, others: list[Reply], record: RequestRecord, parts: asyncio.Queue[bytes | Refusal | None]
@@ -302,6 +307,7 @@ def make_app(
 ) -> Starlette:
     """Return the ASGI app; see `Guard` for the arguments."""
     pages = Pages(service)
+    parser_limits()  # imports llguidance: not while a request is read
 
     def build() -> str:
         engine = service.engine

@@ -27,7 +27,7 @@ class FairQueue:
         self._running: dict[int, QueueTurn] = {}  # by slot
         self._waiting: dict[str, deque[QueueTurn]] = {}  # by client
         self._n_begun = 0
-        self._last: dict[str, int] = {}  # the number of the last turn of each client that is here
+        self._last: dict[str, int] = {}  # the number of the last turn of each client that is here, or that it came at
 
     @property
     def n_running(self) -> int:
@@ -50,6 +50,8 @@ class FairQueue:
     async def slot(self, turn: QueueTurn) -> AsyncIterator[None]:
         """Wait for the turn of a request, which lasts as long as the block."""
         self._waiting.setdefault(turn.client, deque()).append(turn)
+        # Just before the turn that began last: one that leaves and comes back passes nobody who waits.
+        self._last.setdefault(turn.client, self._n_begun - 1)
         self._begin_turns()
         try:
             await turn.begun.wait()
@@ -61,11 +63,11 @@ class FairQueue:
             else:
                 self._leave(turn)
             if turn.client not in self._waiting and all(one.client != turn.client for one in self._running.values()):
-                self._last.pop(turn.client, None)
+                del self._last[turn.client]
 
     def _order(self) -> list[str]:
         """Return the clients that wait, the next one first."""
-        return sorted(self._waiting, key=lambda client: self._last.get(client, 0))
+        return sorted(self._waiting, key=self._last.__getitem__)
 
     def _leave(self, turn: QueueTurn) -> None:
         self._waiting[turn.client].remove(turn)

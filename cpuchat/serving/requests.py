@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,8 @@ from cpuchat.serving.errors import Refusal, field_error
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
+PARSE_SECONDS = 5.0
+"""A request must be read within, its schemas turned into grammars."""
 MAX_STOPS, LONGEST_STOP = 16, 1000
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
@@ -394,9 +397,16 @@ def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = ""
         raise Refusal(400, reason, "invalid_grammar", param=param) from None
 
 
+def too_slow() -> Refusal:
+    """Return what refuses a request whose schemas take too long."""
+    message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
+    return Refusal(400, message, "unsupported")
+
+
 def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) -> Offered:
     """Return the tools that a client declares; what runs elsewhere is left out. Raises Refusal."""
     tools, kinds, left_out = dict[str, Tool](), dict[str, Kind](), set[str]()
+    end = time.monotonic() + PARSE_SECONDS
     for number, one in enumerate(given):
         for function, where, kind in declarations(one, f"tools[{number}]", dialect):
             if kind is None:
@@ -416,6 +426,8 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
                 reason = f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
                 raise field_error(f"{where}.parameters", reason)
             if strict:
+                if time.monotonic() > end:
+                    raise too_slow()
                 answer_grammar(f"{where}.parameters", schema)
             about = about if isinstance(about, str) else ""
             tools[name], kinds[name] = Tool(name=name, description=about, parameters=schema, strict=strict), kind

@@ -162,27 +162,24 @@ async def test_no_cut_stream_leaves_a_task() -> None:
 
 
 class Reading:
-    """Reads a request for ever, in a thread that is known once it has begun."""
+    """Reads requests until `released`."""
 
     def __init__(self) -> None:
-        self.threads: list[threading.Thread] = []
+        self.released = threading.Event()
+        self.n_begun = self.n_ended = 0
 
     def __call__(self, body: bytes) -> ParsedRequest:
-        self.threads.append(threading.current_thread())
-        while True:
-            pass
+        self.n_begun += 1
+        self.released.wait()
+        self.n_ended += 1
+        raise Refusal(400, "It was read.", "invalid_request")
 
     async def begins(self, number: int) -> None:
-        while len(self.threads) < number:
+        while self.n_begun < number:
             await asyncio.sleep(0.001)
 
-    def has_ended(self) -> bool:
-        for thread in self.threads:
-            thread.join(60)
-        return not any(thread.is_alive() for thread in self.threads)
 
-
-async def test_reading_ends_when_the_client_leaves_and_makes_room_for_others() -> None:
+async def test_clients_that_leave_end_no_reading_and_begin_no_more_than_so_many() -> None:
     reading, queue, left = Reading(), Queue(), asyncio.Event()
     endpoint = AnswerEndpoint(queue, "chat", reading, None)  # type: ignore[arg-type]
     sent = asyncio.Queue[dict]()
@@ -191,20 +188,24 @@ async def test_reading_ends_when_the_client_leaves_and_makes_room_for_others() -
     await reading.begins(len(tasks))
     left.set()
     await waiting
-    assert reading.has_ended()
     another = asyncio.create_task(exchange(queue, stream=True, sent=sent, endpoint=endpoint))
-    await reading.begins(len(tasks) + 1)
-    another.cancel()
-    assert sent.empty()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert (reading.n_begun, reading.n_ended) == (len(tasks), 0)
+    reading.released.set()
+    with pytest.raises(Refusal, match="It was read"):
+        await another
+    assert reading.n_ended == len(tasks) + 1 and sent.empty()
 
 
 async def test_a_request_that_takes_too_long_to_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PARSE_SECONDS", 0.01)
+    monkeypatch.setattr(app, "PARSE_SECONDS", -1.0)
     reading, queue = Reading(), Queue()
     endpoint = AnswerEndpoint(queue, "chat", reading, None)  # type: ignore[arg-type]
     with pytest.raises(Refusal, match="Send smaller schemas"):
         await exchange(queue, stream=True, sent=asyncio.Queue[dict](), endpoint=endpoint)
-    assert queue.refusals == [400] and reading.has_ended()
+    assert queue.refusals == [400]
+    reading.released.set()
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br"])

@@ -12,12 +12,12 @@ from cpuchat.base.processes import run_in_daemon_thread
 
 
 def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() -> None:
-    never, started = threading.Event(), threading.Event()
+    never, started, ended = threading.Event(), threading.Event(), threading.Event()
 
     async def main() -> None:
         with pytest.raises(HubOffline):
             await run_in_daemon_thread(_fail)
-        task = asyncio.create_task(run_in_daemon_thread(lambda: (started.set(), never.wait())))
+        task = asyncio.create_task(run_in_daemon_thread(lambda: (started.set(), never.wait(), ended.set())))
         while not started.is_set():
             await asyncio.sleep(0)
         task.cancel()
@@ -27,6 +27,7 @@ def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() ->
     asyncio.run(main())  # waits for the threads of its executor, before it returns
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "daemon-call"] == [True]
     never.set()
+    assert ended.wait(60)  # nothing was raised in it
 
 
 def _fail() -> None:

@@ -227,7 +227,8 @@ class StateFiles:
         view, checksum, at = state.data, 0, 0
         try:
             with file.open("rb", buffering=0) as stream:
-                if file not in self._indexes or self._indexes[file][0] != _identity(os.fstat(stream.fileno())):
+                identity, _ = self._indexes.get(file, (None, None))  # once: another thread may replace them
+                if identity != _identity(os.fstat(stream.fileno())):
                     return None  # written anew meanwhile
                 stream.seek(part.at)
                 while n := stream.readinto(view[at : at + _SLICE]):

@@ -306,7 +306,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._update(typed=typed)
         if typed.problem == entries.FOLDER:
             await asyncio.sleep(_READ_AFTER)
-            models = await run_in_daemon_thread(lambda: self.reader.models_below(text), interrupts=True)
+            models = await run_in_daemon_thread(lambda: self.reader.models_below(text))
             self._update(typed=dataclasses.replace(typed, models=models))
             self._predict_listed()
 
