@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Final, NoReturn
 
 from cpuchat.base.errors import UsageError
@@ -20,6 +21,7 @@ _ROOT: Final = "root"
 _MAX_REPETITIONS: Final = 2000  # as in llama.cpp
 _MAX_ELEMENTS: Final = 20_000
 _MAX_RANGES: Final = 4096  # of one class
+_MAX_SEQUENCE: Final = 1_000_000  # elements of the longest sequence, with those of the rules in it, which are one list
 _LAST: Final = 0x10FFFF
 _ANY: Final = r"/[\x{0}-\x{10FFFF}]/"
 _SPACE: Final = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -79,6 +81,8 @@ class _Parser:
             raise UsageError(f"{self._source}: rules refer to each other over more than {MAX_LEVELS} levels.")
         rules = [f"{self._lark_name(name)}: {body}\n" for name, body in self._rules.items()]
         groups = [f"g{n}: {body}\n" for n, body in enumerate(self._groups, 1)]
+        if not is_recursive and self._longest() > _MAX_SEQUENCE:
+            raise UsageError(f"{self._source}: rules in rules make a sequence of more than {_MAX_SEQUENCE:,} elements.")
         text = "".join([f"start: {self._lark_name(_ROOT)}\n", *rules, *groups])
         return text if is_recursive else _LARK_NAME.sub(lambda name: name[0].upper(), text)
 
@@ -101,6 +105,18 @@ class _Parser:
             return levels[name]
 
         return max(measure(name, 0) for name in self._inner), is_recursive
+
+    def _longest(self) -> int:
+        """Return the elements of the longest sequence, with those of rules that are not recursive in their places."""
+        bodies = {self._lark_name(name): body for name, body in self._rules.items()}
+        bodies |= {f"g{n}": body for n, body in enumerate(self._groups, 1)}
+
+        @cache
+        def length(name: str) -> int:
+            alternates = bodies[name].split(" | ") if name in bodies else []
+            return max((sum(map(length, one.split(" "))) for one in alternates), default=1)
+
+        return max(map(length, bodies))
 
     def _lark_name(self, name: str) -> str:
         return f"r{self._numbers.setdefault(name, len(self._numbers))}"
@@ -144,7 +160,7 @@ class _Parser:
                     self._fail(f"nothing before {character} to repeat")
                 one, times = elements[-1], self._repetition()
                 one = f"({one})" if one[-1] in "*+?}" else one
-                elements[-1] = '""' if times == "{0,0}" else f"{one}{times}"
+                elements[-1] = {"{0,0}": '""', "{1,1}": elements[-1]}.get(times, f"{one}{times}")
             elif element := self._element(character, depth):
                 elements.append(element)
             else:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote
 
@@ -28,6 +30,8 @@ _DATA: Final = ("const", "default", "example")
 _MAX_SCHEMAS: Final = 10_000
 _MAX_PROPERTIES: Final = 1_500  # of one object, whose time grows with their square
 _MAX_ALL_PROPERTIES: Final = 6_000
+_LONGEST_PATH: Final = 4_000  # characters of the place of a schema; each is remembered
+_MAX_NEEDED: Final = 1_000_000  # looks at schemas that others need
 _LONGEST_PATTERNS: Final = 20_000  # characters of all of them
 _MAX_REFERRED: Final = 500  # levels of all schemas that are referred to, together
 _NEGATED_CLASS: Final = re.compile(r"\\.|\[\^", re.DOTALL)
@@ -94,12 +98,17 @@ class _Preparation:
         def ends(schema: Any) -> bool:
             return schema is not False if not isinstance(schema, dict) else id(schema) in ending
 
-        left, n_left = self._schemas, -1
+        target = cache(lambda reference: _target(document, reference))
+        left, n_left, n_needed = self._schemas, -1, 0
         while len(left) != n_left and id(document) not in ending:
             n_left = len(left)
             for schema in left:
+                needed = _needed(target, schema)
                 choices = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
-                if all(map(ends, _needed(document, schema))) and all(any(map(ends, some)) for some in choices if some):
+                n_needed += 1 + len(needed) + sum(map(len, choices))
+                if n_needed > _MAX_NEEDED:
+                    self._fail("#", "the schema is too large for its references")
+                if all(map(ends, needed)) and all(any(map(ends, some)) for some in choices if some):
                     ending.add(id(schema))
             left = [schema for schema in left if id(schema) not in ending]
         if id(document) not in ending:
@@ -112,8 +121,8 @@ class _Preparation:
         """Return the schema at `path`, and its levels. `is_part`: others say what else it takes."""
         if not isinstance(schema, dict):
             return schema, 1
-        if depth > MAX_LEVELS or len(self._schemas) > _MAX_SCHEMAS:
-            self._fail(path, "the schema is nested too deeply, or too large")
+        if depth > MAX_LEVELS or len(self._schemas) > _MAX_SCHEMAS or len(path) > _LONGEST_PATH:
+            self._fail(path[:100], "the schema is nested too deeply, or too large")
         for key in _REFUSED:
             if key in schema and (key, schema[key]) != ("unevaluatedProperties", True):
                 self._fail(path, f"{key} is not supported")
@@ -165,13 +174,13 @@ class _Preparation:
         return levels + 1
 
 
-def _needed(document: dict[str, Any], schema: dict[str, Any]) -> list[Any]:
-    """Return the schemas of which each value of this schema has one."""
-    needed = [_target(document, schema["$ref"])] if isinstance(schema.get("$ref"), str) else []
+def _needed(target: Callable[[str], Any], schema: dict[str, Any]) -> list[Any]:
+    """Return the schemas of which each value of this schema has one; `target`: what a reference leads to."""
+    needed = [target(schema["$ref"])] if isinstance(schema.get("$ref"), str) else []
     needed += parts if isinstance(parts := schema.get("allOf"), list) else []
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict) and isinstance(required, list):
-        needed += [properties[name] for name in required if isinstance(name, str) and name in properties]
+        needed += [properties.get(name) if isinstance(name, str) else None for name in required]
     if isinstance(least := schema.get("minItems"), int | float) and least > 0:
         needed.append(schema.get("items"))
     return needed

@@ -50,6 +50,11 @@ TOO_MUCH = (
     ("root ::= " + "(" * 200, "nested too deeply"),
     ("".join(f'r{i} ::= r{i + 1} "x"\n' for i in range(200)) + 'r200 ::= "x"\nroot ::= r0', "more than 100 levels"),
     ("".join(f'r{i} ::= r{(i + 1) % 200} | "x"\n' for i in range(200)) + "root ::= r7", "more than 100 levels"),
+    (
+        "root ::= r0" + "".join(f"\nr{i} ::= r{i + 1} (r{i + 1}{{1,1}})" for i in range(45)) + '\nr45 ::= "x"',
+        "a sequence of",
+    ),
+    ("root ::= r0" + "".join(f"\nr{i} ::= {f'r{i + 1} ' * 180}" for i in range(20)) + '\nr20 ::= "x"', "a sequence of"),
     ("root ::= " + "[a]" * 20_001, "more than 20,000 elements"),
     ("root ::= [^" + "".join(map(chr, range(0x3400, 0x5402, 2))) + "]", "more than 4,096 characters"),
 )

@@ -179,6 +179,30 @@ def test_what_would_take_long_is_followed_or_given_up_soon(schema: Any) -> None:
             return
 
 
+CHAIN = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(450)} | {"d450": {}}
+"""Of which one more is known to end in each round."""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/d0"}}, "required": ["a"] * 100_000},
+        {"anyOf": [False] * 100_000},
+    ],
+    ids=["required", "choices"],
+)
+def test_a_schema_of_too_many_references_and_alternatives_is_refused(more: Any) -> None:
+    with pytest.raises(UsageError, match="too large for its references"):
+        schema_grammar({"$ref": "#/$defs/d0", "$defs": CHAIN | {"z": more}}, "s.json")
+
+
+def test_a_schema_below_a_long_name_is_refused() -> None:
+    """The place of each is remembered."""
+    with pytest.raises(UsageError, match="too large") as caught:
+        schema_grammar({"properties": {"K" * 5_000: {"anyOf": [{}]}}}, "s.json")
+    assert len(caught.value.message) < 300
+
+
 def _words(n: int, letters: str, seed: int) -> list[str]:
     draw = random.Random(seed)
     return ["".join(draw.choices(letters, k=draw.randint(3, 12))) for _ in range(n)]
