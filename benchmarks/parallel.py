@@ -128,13 +128,14 @@ async def beside_a_prompt(model: Path, tokens: int) -> tuple[float, float, float
     """Tokens per second of an answer while 4,000 tokens of another prompt are read, and before; and the seconds until
     they are read, beside it and alone."""
     prompt, times = "This is line after line of a file. " * 440, list[float]()
+    other = "Here was row upon row in a table. " * 440
     async with loaded(model, 2) as backend:
         alone = await answer(backend, question("a heap", before=prompt), 1)
         writing = asyncio.create_task(answer(backend, question("a queue"), CONTEXT // 2, times))
         while len(times) < tokens:
             await asyncio.sleep(0.1)
         start, before = time.perf_counter(), len(times) / (times[-1] - times[0])
-        reading = await answer(backend, question("a tree", before=prompt[::-1]), 1)
+        reading = await answer(backend, question("a tree", before=other), 1)
         beside = sum(start < at < start + reading.first for at in times) / reading.first
         writing.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -233,7 +233,7 @@ def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[st
     try:
         none, pipe = subprocess.DEVNULL, subprocess.PIPE
         start = starter().submit(
-            subprocess.Popen[bytes], command, env=child_environment(), stdin=none, stdout=pipe, stderr=pipe
+            subprocess.Popen, command, env=child_environment(), stdin=none, stdout=pipe, stderr=pipe
         )
         process = start.result()
     except OSError as error:

@@ -103,7 +103,7 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     stopped = await comparison.ask(PROMPT)
     assert comparison.stopped and not stopped.complete
     assert stopped.answers[0].content and not stopped.answers[1].content
-    assert stopped.stopped and all(answer.stop_reason == "cancelled" for answer in stopped.answers)
+    assert stopped.stopped and stopped.answers[1].stop_reason == "cancelled"  # the other may end before it is stopped
 
     # Their undisturbed answers tell of the models as those of chats do.
     measured = {model.alias: model.measured_tok_s for model in Library([]).local_models()}

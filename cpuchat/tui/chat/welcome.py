@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 
 from textual.app import ComposeResult
@@ -96,6 +97,9 @@ class WelcomePane(Container):
             return services.describe_machine(services.settings, services.conversation.model, services.library)
 
         async def read_and_draw() -> None:
+            painted = asyncio.Event()
+            self.screen.call_after_refresh(painted.set)  # the first frame waits for nothing
+            await painted.wait()
             self._about = await run_in_daemon_thread(read)
             self._draw()
 
