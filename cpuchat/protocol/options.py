@@ -66,8 +66,8 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     prefill_share: Annotated[
         float,
         Meta(ge=0.1, le=1.0),
-        Setting(about="share of the time for reading a prompt while other answers are written; 0.5 halves their speed"),
-    ] = 0.5
+        Setting(about="share of the time for reading a prompt while other answers are written; the rest is theirs"),
+    ] = 0.35
     cpu_module: Annotated[
         str,
         Meta(pattern=r"^[a-z0-9_.]{1,40}$", description="auto or the name of a module such as haswell"),
