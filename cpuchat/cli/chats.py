@@ -23,7 +23,7 @@ from cpuchat.telemetry.units import plural
 _COMMANDS = {
     "list": ("cpuchat.cli.chats", "list_chats", "List the chats, last changed first."),
     "export": ("cpuchat.cli.chats", "export", "Export chats as JSON or Markdown."),
-    "import": ("cpuchat.cli.chats", "import_files", "Import chats from cpuchat and other programs."),
+    "import": ("cpuchat.cli.chats", "import_files", "Import chats that cpuchat exported."),
 }
 
 _EPILOG = """\b
