@@ -11,7 +11,7 @@ import numpy as np
 
 from cpuchat.base.errors import ContextFull, Interrupted, UsageError
 from cpuchat.base.text import common_prefix
-from cpuchat.engine.decoding.decode import Decoder, DecodeResult, Prefill, PrefillChunking, prefill
+from cpuchat.engine.decoding.decode import Decoder, DecodeResult, PrefillChunking, prefill
 from cpuchat.engine.decoding.guided import AnswerGrammar, CallGuide, Grammar, ReasoningLimit, call_markers
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
@@ -44,14 +44,9 @@ from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
 @dataclass
 class LoadedModel:
-    """A model with everything that answers need.
-
-    Attributes:
-        template: None: the model has none.
-        states: the stores of all lanes.
-        speculator: of answers on the engine's thread; `beside` that of each lane for other answers, without the draft
-            model, which can follow one answer.
-    """
+    """A model with everything that answers need: the stores of all `lanes`, the `speculator` of answers on the engine's
+    thread, and `beside` that of each lane for other answers, without the draft model, which can follow one answer.
+    `template`: None: the model has none."""
 
     model: Model
     template: ChatTemplate | None
@@ -112,7 +107,6 @@ class AnswerRun:
         self._reuse: Reuse | None = None
         self._prompt_tokens: list[int] = []
         self._calls: CallSplitter | None = None
-        self._is_disturbed = False  # other programs were using the cores for part of the decoding
         self._waits: CpuWait  # since the first token
         self._cpu_wait: float | None = None  # as in `Timings`, when last looked
         self._told_wait: float | None = None  # the same, when last told
@@ -156,23 +150,25 @@ class AnswerRun:
             self._finish("cancelled", Timings())
             return
         self._reuse, self._prompt_tokens = start.reuse, prompt.tokens
-        prefilled = self._prefill(prompt, start)
-        if prefilled is None:
+        since = perf_counter()
+        row = self._prefill(prompt, start, since)
+        if row is None:
             return
+        prompt_n, prompt_ms = len(prompt.tokens) - start.n, 1e3 * (perf_counter() - since)
         result = DecodeResult(stop_reason="cancelled")
         try:
             self._sampler.accept_prompt(prompt.tokens)
             self._waits, self._next_look = CpuWait(loaded.model.info.n_threads), perf_counter() + LOOK_SECONDS
-            result = self._decode(prompt, prefilled)
-            self._look_at_cores()
+            result = self._decode(prompt, row)
+            self._cpu_wait = self._waits.share()
         finally:
             self._sequence.release()
             store.record(prompt, result.tokens)
         n, speculation = len(result.tokens), self._speculation
         timings = Timings(
-            cache_n=prefilled.cache_n,
-            prompt_n=prefilled.prompt_n,
-            prompt_ms=1e3 * prefilled.seconds if prefilled.prompt_n else 0.0,
+            cache_n=start.n,
+            prompt_n=prompt_n,
+            prompt_ms=prompt_ms if prompt_n else 0.0,
             predicted_n=n,
             predicted_ms=1e3 * (result.last - result.first) if n else 0.0,
             ttft_ms=1e3 * (result.first - self._arrived) if n else 0.0,
@@ -229,9 +225,9 @@ class AnswerRun:
             self._continued = written.encode("utf-8", "replace").decode()
         return text + self._continued
 
-    def _prefill(self, prompt: RenderedPrompt, start: EvaluationStart) -> Prefill | None:
-        """Evaluate the prompt; returns None when cancelled, after emitting the last event."""
-        loaded, since, done = self._loaded, perf_counter(), start.n
+    def _prefill(self, prompt: RenderedPrompt, start: EvaluationStart, since: float) -> np.ndarray | None:
+        """Evaluate the prompt; returns the logits after it, None when cancelled, after emitting the last event."""
+        done = start.n
 
         def on_progress(processed: int) -> None:
             nonlocal done
@@ -247,14 +243,14 @@ class AnswerRun:
             )
 
         try:
-            return prefill(self._store, prompt, start, loaded.chunking, on_progress)
+            return prefill(self._store, prompt, start, self._loaded.chunking, on_progress)
         except Aborted:
             evaluated = max(len(self._sequence), done) - start.n
             prompt_ms = 1e3 * (perf_counter() - since)
             self._finish("cancelled", Timings(cache_n=start.n, prompt_n=evaluated, prompt_ms=prompt_ms))
             return None
 
-    def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
+    def _decode(self, prompt: RenderedPrompt, row: np.ndarray) -> DecodeResult:
         command, loaded, is_eog = self._command, self._loaded, self._vocab.is_eog
         speculator = loaded.beside[self._sequence.id] if self._is_beside else loaded.speculator
         stops, ends_itself = command.stop, command.ignore_eos or command.grammar
@@ -279,7 +275,7 @@ class AnswerRun:
             self._on_speculation(0, self._speculation)
         drafting, told = speculator if is_drafting else None, self._on_speculation
         decoder = Decoder(self._sequence, self._sampler, stream, is_eog, command.max_tokens, drafting, told)
-        result = decoder.run(prefilled.row)
+        result = decoder.run(row)
         if is_drafting:
             self._speculation = speculator.figures()
         return result
@@ -296,11 +292,7 @@ class AnswerRun:
     def _look_in_time(self) -> None:
         if (now := perf_counter()) >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._look_at_cores()
-
-    def _look_at_cores(self) -> None:
-        self._cpu_wait = self._waits.share()
-        self._is_disturbed = (self._cpu_wait or 0.0) > MAX_CPU_WAIT
+            self._cpu_wait = self._waits.share()
 
     def _tell_text(self, event: Event) -> None:
         self._look_in_time()
@@ -310,8 +302,8 @@ class AnswerRun:
         self._emit(event)
 
     def _compared(self, figures: SpeculationFigures) -> SpeculationFigures:
-        """Return the figures without a comparison with plain decoding if that was timed under other conditions."""
-        if not self._is_disturbed or figures.plain_ms is None:
+        """Return the figures without a comparison with plain decoding if other programs were using the cores."""
+        if (self._cpu_wait or 0.0) <= MAX_CPU_WAIT or figures.plain_ms is None:
             return figures
         return msgspec.structs.replace(figures, plain_ms=None, disturbed=True)
 

@@ -96,21 +96,17 @@ class Engine:
         self._free(self._abort.is_set)
         try:
             info = self._load(command)
-        except CpuchatError as error:
+        except BaseException as error:
             self._free_model()
-            if isinstance(error, Interrupted):
-                self._emit(LoadCancelled())
-            else:
-                self._emit(Failed.of(error, command.request_id))
-        except BaseException:
-            self._free_model()
-            raise
-        else:
-            self._rest()
-            self._emit(ModelLoaded(model=info))
-            if command.resumes and self._loaded is not None:
-                with contextlib.suppress(Aborted):
-                    self._loaded.states.resume()
+            if not isinstance(error, CpuchatError):
+                raise
+            self._emit(LoadCancelled() if isinstance(error, Interrupted) else Failed.of(error, command.request_id))
+            return
+        self._rest()
+        self._emit(ModelLoaded(model=info))
+        if command.resumes and self._loaded is not None:
+            with contextlib.suppress(Aborted):
+                self._loaded.states.resume()
 
     def _load(self, command: LoadModel) -> ModelInfo:
         available = available_for_model()
@@ -145,8 +141,6 @@ class Engine:
             takes_effort=template is not None and template.takes_effort,
         )
         beside = [setup.speculator.beside() for _ in lanes] if model.passes is not None else []
-        if model.passes is not None:
-            model.passes.pass_ms = setup.speculator.pass_ms
         self._loaded = LoadedModel(model, template, lanes, setup.speculator, beside, PrefillChunking.of(model))
         return model.info
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -59,12 +59,6 @@ class Window(NamedTuple):
     def first(self) -> int:
         """Index of the first token after which the next one is scored."""
         return len(self.tokens) // 2
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield index ranges of the tokens after which the next one is scored, at most `rows` long."""
-        end = len(self.tokens) - 1
-        for start in range(self.first, end, rows):
-            yield start, min(start + rows, end)
 
 
 class Lockstep:
@@ -131,7 +125,8 @@ class Lockstep:
         for model in (base, *(model for _, model in pairs)):
             model.sequence.clear()
             model.sequence.extend(window.tokens[: window.first])
-        for start, end in window.blocks(self._rows):
+        for start in range(window.first, len(window.tokens) - 1, self._rows):
+            end = min(start + self._rows, len(window.tokens) - 1)
             base_rows = _evaluate(base, window, start, end)
             for i, model in pairs:
                 rows = _evaluate(model, window, start, end)

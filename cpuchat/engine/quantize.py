@@ -24,11 +24,7 @@ from cpuchat.base.line_process import LineOutput
 from cpuchat.models.engine_version import LOG_ERROR, QUANTIZE_FAILED, QUANTIZED_TENSOR, QUANTIZED_TO
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME
-from cpuchat.models.quantize.types import (
-    QuantizeFinished,
-    QuantizeRequest,
-    TensorStarted,
-)
+from cpuchat.models.quantize.types import QuantizeFinished, QuantizeRequest, TensorStarted
 
 NICENESS = 10
 # Rows of one tensor in memory at a time: memory stays small, and the file grows steadily.

@@ -8,14 +8,9 @@ DrafterName = Literal["draft", "suffix"]
 
 
 class DrafterRow(NamedTuple):
-    """A drafter.
-
-    Attributes:
-        name: in the setting `speculation.drafters`, in figures, and in the legend of drafted text.
-        color: theme variable for the text that it drafted.
-        text_style: Textual's style of that text, which tells the drafters apart without colors too.
-        help: what it drafts, in a few words.
-    """
+    """A drafter: its `name` in the setting `speculation.drafters`, in figures, and in the legend of drafted text; the
+    theme variable for the `color` of the text that it drafted; Textual's style of that text, which tells the drafters
+    apart without colors too; and what it drafts, in a few words."""
 
     name: DrafterName
     color: str

@@ -104,11 +104,7 @@ FRAME_SECONDS: Final = 0.08
 """Shortest time between two events with text, unless a request says otherwise."""
 
 
-class MessageData(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of plain values inside messages."""
-
-
-class Sampling(MessageData, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling options.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off; `repeat_penalty` 1 and the
@@ -143,7 +139,7 @@ class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralT
     calibrate: bool = False
 
 
-class Message(MessageData, frozen=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. `reasoning` is the model's reasoning, separate from `content`.
 
     `calls` are what an answer calls. Each is followed by a message of the role "tool" with what it returned, for
@@ -157,7 +153,7 @@ class Message(MessageData, frozen=True):
     tool: str = ""
 
 
-class CallRule(MessageData, frozen=True):
+class CallRule(msgspec.Struct, frozen=True, kw_only=True):
     """Which tools an answer may call. "required": it is calls and nothing else; "none": it calls nothing, although the
     tools stay in the prompt. `names`: only these (() all). `single`: one call at most."""
 
@@ -198,7 +194,7 @@ than has to be, for a request that none continues. Or it is an error; early: als
 """
 
 
-class StateKey(MessageData, frozen=True):
+class StateKey(msgspec.Struct, frozen=True, kw_only=True):
     """Which states of the model's memory a request may reuse, and what its own are kept as.
 
     What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a name
@@ -209,7 +205,7 @@ class StateKey(MessageData, frozen=True):
     on_disk: bool = False
 
 
-class Output(MessageData, frozen=True):
+class Output(msgspec.Struct, frozen=True, kw_only=True):
     """How an answer is told.
 
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
@@ -222,7 +218,7 @@ class Output(MessageData, frozen=True):
     tokens: bool = False
 
 
-class FillIn(MessageData, frozen=True):
+class FillIn(msgspec.Struct, frozen=True, kw_only=True):
     """What to write stands between a prompt and `suffix`. `files` are pairs of a name and a text that belong to it.
 
     Once `max_ms` have passed since the first token, the text ends with its line (0: no limit); it ends before a line
@@ -474,7 +470,7 @@ class Measured(Event, frozen=True):
     cpu_wait: float | None = None
 
 
-class ScoredRows(MessageData, frozen=True):
+class ScoredRows(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of `n` tokens: those of `quality.statistics.Scores` as float32, little-endian; `ranks` (int32, from 1) of
     each token with the other, `tops` the text of the other's most probable token, `tops_p` (float32) its probability.
     """

@@ -116,14 +116,9 @@ def drafting(
     tok_s: float | None,
     is_answered: bool,
 ) -> DraftingFigures:
-    """Return the figures of an answer.
-
-    Args:
-        asked: how it is drafted.
-        figures: the newest, taken when `predicted_n` tokens were generated in `decode_ms` milliseconds.
-        tok_s: the rate to compare with plain decoding.
-        is_answered: text has come.
-    """
+    """Return the figures of an answer, drafted as `asked`. `figures`: the newest, taken when `predicted_n` tokens were
+    generated in `decode_ms` milliseconds. `tok_s`: the rate to compare with plain decoding. `is_answered`: text has
+    come."""
     on_server = model is not None and bool(model.server)  # it counts by itself, and drafts as it was started
     drafts_off = model.drafts_off if model is not None else None
     adaptive = asked.depth == 0 and not on_server
@@ -227,7 +222,6 @@ class Meter:
         self._history: deque[float] = deque(maxlen=int(HISTORY_SECONDS * 1000 / SAMPLE_MS))
         self._phase: Phase = "idle"
         self._n_past: int | None = None
-        self._failed = False
         self._asked = Speculation()  # of the running or the next answer
         self._reach = Reach()
         self._best_prefill: float | None = None  # tok/s since the model was loaded

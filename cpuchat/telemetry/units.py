@@ -98,11 +98,10 @@ def tokens(count: int) -> str:
     """Format a token count in at most five characters (k = 1024 for round contexts): `512`, `2.1k`, `32k`, `1.0M`."""
     if count < 1000:
         return str(count)
-    unit, name = (1024, "k") if count % 1024 == 0 else (1000, "k")
-    value = count / unit
+    value = count / (1024 if count % 1024 == 0 else 1000)
     if value >= 1000:
         return f"{count / 1e6:.1f}M"
-    return f"{value:.0f}{name}" if value >= 100 or value == int(value) else f"{value:.1f}{name}"
+    return f"{value:.0f}k" if value >= 100 or value == int(value) else f"{value:.1f}k"
 
 
 def ago(then: float, now: float) -> str:

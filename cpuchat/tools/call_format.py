@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.protocol.messages import Message, MessageData, Tool
+from cpuchat.protocol.messages import Message, Tool
 
 ID = "\0"
 """Stands for the id of a call in the texts of a format, or another word: any."""
@@ -31,7 +31,7 @@ _LOOSE_MARKERS = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)+\s*$")  # before a call th
 Shape = Literal["object", "json", "pairs"]
 
 
-class PairStyle(MessageData, frozen=True):
+class PairStyle(msgspec.Struct, frozen=True, kw_only=True):
     """How arguments stand one by one: `opening` key `assignment` value `closing`, with `separator` between two.
 
     A string is between two `quote`; "" writes it as it is.
@@ -44,7 +44,7 @@ class PairStyle(MessageData, frozen=True):
     quote: str = ""
 
 
-class CallFormat(MessageData, frozen=True):
+class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How calls are written: `section`, then calls with `between` two of them, then `end`. `turn_end` ends any
     answer, `text_end`, with which `section` begins, any text.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, EngineMismatch
 from cpuchat.hardware.numa.mempolicy import in_effect
 from cpuchat.protocol.messages import (
     HEADER_SIZE,
@@ -182,13 +182,8 @@ class _EngineThread(threading.Thread):
             self._output.emit(Failed.of(error))
             return
         except (ImportError, OSError) as error:
-            self._output.emit(
-                Failed(
-                    code="engine_mismatch",
-                    message=f"Cannot load the inference engine: {error}.",
-                    hint="Rebuild it with `make setup`, or reinstall cpuchat.",
-                )
-            )
+            hint = "Rebuild it with `make setup`, or reinstall cpuchat."
+            self._output.emit(Failed.of(EngineMismatch(f"Cannot load the inference engine: {error}.", hint)))
             return
         with self._changed:
             self._engine = engine
@@ -256,14 +251,9 @@ class _EngineThread(threading.Thread):
             run()
         except Exception as error:  # a bug of ours must reach the user as a message and the log as a traceback
             traceback.print_exc()
-            self._output.emit(
-                Failed(
-                    code="error",
-                    message=f"Internal error in the worker: {type(error).__name__}: {error}.",
-                    hint="See the worker's log for details.",
-                    request_id=_request_id(command),
-                )
-            )
+            what = f"Internal error in the worker: {type(error).__name__}: {error}."
+            failure = CpuchatError(what, "See the worker's log for details.")
+            self._output.emit(Failed.of(failure, _request_id(command)))
             if isinstance(command, CountTokens):
                 self._output.emit(TokensCounted(request_id=command.request_id))
 

@@ -51,8 +51,8 @@ def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
     models: list[Model] = []
 
     def _load(path: Path, options: LoadOptions = OPTIONS, **more: object) -> Model:
-        more = {"on_progress": lambda *_: None, "threads": ONE_CPU, **more}
-        model = Model.load(path, options, abort=abort, **more)  # type: ignore[arg-type]
+        more = {"on_progress": lambda *_: None, "threads": ONE_CPU, "abort": abort, **more}
+        model = Model.load(path, options, **more)  # type: ignore[arg-type]
         models.append(model)
         return model
 

@@ -15,7 +15,7 @@ from cpuchat.engine.states.store import StateStore
 from cpuchat.protocol.messages import Message, Sampling
 from cpuchat.protocol.timings import Timings
 from tests.engine.test_agents import Served
-from tests.support.engine_chat import assistant, user
+from tests.support.engine_chat import assistant, system, user
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 KINDS: tuple[Architecture, ...] = ("llama", "mamba", "qwen35", "gemma3")
@@ -42,10 +42,6 @@ def dated(number: int) -> str:
 def placed(number: int) -> str:
     """Return rules before a folder that changes."""
     return f"{RULES}{RULES}Work in /home/{number * 7919:x}/project.\n"
-
-
-def system(text: str) -> Message:
-    return Message(role="system", content=text)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,7 @@ import pytest
 
 from cpuchat.base.line_process import Refused
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.quantize.types import (
-    Answer,
-    QuantizeFinished,
-    QuantizeRequest,
-    TensorStarted,
-    quant_type,
-)
+from cpuchat.models.quantize.types import Answer, QuantizeFinished, QuantizeRequest, TensorStarted, quant_type
 from tests.support.tiny_gguf import write_tiny_gguf
 
 HANG_GUARD = 180

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 import pytest
@@ -192,11 +193,8 @@ def test_a_stop_while_a_chat_is_read_keeps_what_is_saved(saving: SavingChat) -> 
 
 def test_the_wait_before_an_answer_counts(saving: SavingChat) -> None:
     """TTFT begins when the request reached the process, not when its turn came."""
-    from time import perf_counter
-
     saving.events.clear()
-    saving.engine.generate(
-        Generate(request_id=1, messages=(user("Hello"),), max_tokens=2), arrived=perf_counter() - 100.0
-    )
+    asked = Generate(request_id=1, messages=(user("Hello"),), max_tokens=2)
+    saving.engine.generate(asked, arrived=perf_counter() - 100.0)
     assert saving.events[-1].timings.ttft_ms > 100_000  # type: ignore[attr-defined]
     assert saving.of(TextDelta)[0].at_ms > 100_000

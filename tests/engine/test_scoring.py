@@ -29,14 +29,16 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passes
 
 
-def answered(chat: Chat) -> GenerationFinished:
+def answered(chat: Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of a prompt and of the answer to it."""
     chat.ask(user("Name three colors, please."), output=Output(tokens=True))
     finished = chat.of(GenerationFinished)[0]
     assert len(finished.tokens) == finished.timings.predicted_n > 8 and finished.prompt_tokens
-    return finished
+    return finished.prompt_tokens, finished.tokens
 
 
 def score(chat: Chat, prompt: tuple[int, ...], answer: tuple[int, ...], n: int, file: Path, **more: object) -> None:
+    file.touch()
     chat.events.clear()
     chat.engine.score(
         Score(
@@ -59,13 +61,11 @@ def test_rows_are_those_of_a_plain_evaluation_also_after_going_back(
     kind: str, request: pytest.FixtureRequest, chat: Chat, tmp_path: Path
 ) -> None:
     chat.load(request.getfixturevalue(kind))
-    finished = answered(chat)
-    prompt, answer = finished.prompt_tokens, finished.tokens
+    prompt, answer = answered(chat)
     other = (*answer[:4], *(token + 1 for token in answer[4:]))
     written = []
     for text, n in ((answer[:6], 6), (answer, len(answer) - 6), (other, len(other) - 4)):
         file = tmp_path / f"rows{len(written)}"
-        file.touch()
         score(chat, prompt, text, n, file)
         written.append(np.fromfile(file, np.float32))
     assert chat.of(TokensScored)
@@ -80,10 +80,8 @@ def test_neither_the_prompt_nor_a_shared_beginning_is_evaluated_again(
     chat: Chat, tiny_model: Path, tmp_path: Path, evaluated: list[int]
 ) -> None:
     chat.load(tiny_model)
-    finished = answered(chat)
-    prompt, answer = finished.prompt_tokens, finished.tokens
+    prompt, answer = answered(chat)
     file = tmp_path / "rows"
-    file.touch()
     evaluated.clear()
     score(chat, prompt, answer, len(answer), file)
     assert sum(evaluated) == len(answer)  # from the last token of the prompt on
@@ -97,10 +95,8 @@ def test_a_comparison_with_itself_finds_no_difference_and_the_ranks_are_counted(
     chat: Chat, tiny_model: Path, tmp_path: Path
 ) -> None:
     chat.load(tiny_model)
-    finished = answered(chat)
-    prompt, answer = finished.prompt_tokens, finished.tokens
+    prompt, answer = answered(chat)
     file = tmp_path / "rows"
-    file.touch()
     score(chat, prompt, answer, len(answer), file)
     score(chat, prompt, answer, len(answer), file, bases=("file", "own"))
     (scored,) = chat.of(TokensScored)
@@ -119,14 +115,13 @@ def test_a_comparison_with_itself_finds_no_difference_and_the_ranks_are_counted(
 
 def test_a_cancelled_job_frees_its_memory_and_the_next_one_runs(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:
     chat.load(tiny_model, OPTIONS)
-    finished = answered(chat)
+    prompt, answer = answered(chat)
     file = tmp_path / "rows"
-    file.touch()
-    score(chat, finished.prompt_tokens, finished.tokens, 4, file)
+    score(chat, prompt, answer, 4, file)
     chat.engine.cancel()
-    score(chat, finished.prompt_tokens, (*finished.tokens, 5, 6), 4, file)
+    score(chat, prompt, (*answer, 5, 6), 4, file)
     (failed,) = chat.of(Failed)
     assert failed.code == "interrupted" and chat.engine._scorer is None
     chat.engine.clear_cancel()
-    score(chat, finished.prompt_tokens, finished.tokens, 4, file)
+    score(chat, prompt, answer, 4, file)
     assert chat.of(TokensScored)

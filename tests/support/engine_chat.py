@@ -113,8 +113,12 @@ def user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def assistant(text: str) -> Message:
-    return Message(role="assistant", content=text)
+def assistant(text: str, reasoning: str = "") -> Message:
+    return Message(role="assistant", content=text, reasoning=reasoning)
+
+
+def system(text: str) -> Message:
+    return Message(role="system", content=text)
 
 
 LONG = "Tell me everything about the inference engine, in the order of the layers, please."

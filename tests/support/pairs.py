@@ -53,21 +53,6 @@ def chain(token: int, n: int) -> list[int]:
     return said
 
 
-class Always(DepthController):
-    """The draft model always drafts `depth` tokens; free drafters nothing."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__(FLAT, has_draft_model=True)
-        self.always = depth
-
-    def plan_draft(self, most: int, lag: int) -> int:
-        self.plan = min(self.always, most)
-        return self.plan
-
-    def free_depth(self, proposal: Proposal) -> int:
-        return 0
-
-
 class Wandering(DepthController):
     """Anything may follow anything: plain steps, drafts of every depth and drafter, listening."""
 

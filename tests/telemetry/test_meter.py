@@ -20,9 +20,10 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.meter import Meter, ReasoningTime
 from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Reach
+from tests.support.scripted_backend import Gate, answer
 
 INFO = ModelInfo(
     path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
@@ -270,3 +271,13 @@ def test_any_order_of_events_gives_figures_or_a_reason(sequence: list[Event]):
         figures = meter.figures(i + 3.0)
         assert all((figure.value is None) == bool(figure.why) for figure in metrics(figures))
         assert not figures.on_server
+
+
+def test_reasoning_ends_with_the_first_text_of_the_answer_and_each_answer_has_its_own():
+    clock, found = ReasoningTime(), []
+    for reasoning, text in (("", "Yes no"), ("a b c d", "Yes no"), ("a b", "Yes"), ("a b", "")):  # 25 ms a word
+        for step in answer(text, reasoning=reasoning):
+            event = None if isinstance(step, Gate) else clock.of(step)
+            if isinstance(event, GenerationFinished):
+                found.append((event.timings.reasoning_n, event.timings.reasoning_ms))
+    assert found == [(0, 0.0), (4, 100.0), (2, 50.0), (2, 50.0)]

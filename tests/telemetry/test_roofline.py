@@ -22,13 +22,12 @@ from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, after_answer, roofline
 from tests.support.costs import work_of_size
+from tests.telemetry.test_meter import INFO
 
 GB = 1_000_000_000
-MODEL = ModelInfo(
-    path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
-    n_ctx_train=4096, n_vocab=10, n_layer=1, n_threads=2, cpus=(0, 2), peak_read=50.0 * GB, cache_bytes=32 << 20,
-    work=work_of_size(2 * GB),
-)  # fmt: skip
+MODEL = msgspec.structs.replace(
+    INFO, n_threads=2, cpus=(0, 2), peak_read=50.0 * GB, cache_bytes=32 << 20, work=work_of_size(2 * GB)
+)
 WITH_DRAFT = msgspec.structs.replace(
     MODEL, draft_work=work_of_size(GB // 10), pass_ms=tuple(50.0 + 2 * n for n in range(32))
 )

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
-from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.meter import Meter
+from tests.telemetry.test_meter import INFO, steady
 
 ASKED = Speculation(drafters=("suffix", "draft"))
 FIGURES = SpeculationFigures(
@@ -25,16 +25,6 @@ FIGURES = SpeculationFigures(
     draft_ms=500.0,
     plain_ms=40.0,
 )
-INFO = ModelInfo(
-    path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
-    n_ctx_train=4096, n_vocab=10, n_layer=1, n_threads=1,
-)  # fmt: skip
-
-
-def writing(meter: Meter, rate: float, seconds: float) -> None:
-    """Return deltas at a steady rate."""
-    for n in range(int(rate * seconds) + 1):
-        meter.observe(TextDelta(request_id=1, text="x", predicted_n=n + 1, at_ms=100 + 1e3 * n / rate), n / rate)
 
 
 def started(asked: Speculation = ASKED) -> Meter:
@@ -47,7 +37,7 @@ def started(asked: Speculation = ASKED) -> Meter:
 def test_no_comparison_with_plain_decoding_beside_other_programs() -> None:
     meter = started()
     meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, pass_ms=(5.0,) * 32)), 0.0)
-    writing(meter, rate=50, seconds=4)
+    steady(meter, rate=50, seconds=4)
     figures = msgspec.structs.replace(FIGURES, plain_ms=None, disturbed=True)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=200, figures=figures), 4.0)
     now = meter.figures().drafting
@@ -57,7 +47,7 @@ def test_no_comparison_with_plain_decoding_beside_other_programs() -> None:
 
 def test_figures_while_writing() -> None:
     meter = started()
-    writing(meter, rate=50, seconds=4)
+    steady(meter, rate=50, seconds=4)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=200, figures=FIGURES), 4.0)
     now = meter.figures().drafting
     assert now.acceptance_now.value == pytest.approx(0.25)
@@ -72,7 +62,7 @@ def test_figures_while_writing() -> None:
 
 def test_the_finished_answer_has_the_last_word() -> None:
     meter = started()
-    writing(meter, rate=50, seconds=4)
+    steady(meter, rate=50, seconds=4)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=SpeculationFigures(passes=1)), 4.0)
     timings = Timings(predicted_n=201, predicted_ms=5000, draft_n=200, speculation=FIGURES)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
@@ -84,7 +74,7 @@ def test_the_finished_answer_has_the_last_word() -> None:
 
 def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
     meter = started()
-    writing(meter, rate=50, seconds=4)
+    steady(meter, rate=50, seconds=4)
     figures = SpeculationFigures(passes=200, plain_ms=12.0, off=DraftsOff("low acceptance", acceptance=0.3))
     timings = Timings(predicted_n=201, predicted_ms=5000, speculation=figures)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
@@ -111,7 +101,7 @@ def test_a_model_that_cannot_take_back_says_so_before_its_first_answer() -> None
 
 def test_nothing_drafted_is_no_speed_up() -> None:
     meter = started()
-    writing(meter, rate=50, seconds=2)
+    steady(meter, rate=50, seconds=2)
     figures = SpeculationFigures(passes=100, plain_ms=40.0, off=DraftsOff("low acceptance", acceptance=0.3))
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=figures), 2.0)
     now = meter.figures().drafting

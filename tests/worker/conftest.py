@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from cpuchat.backend.local import LocalBackend
 from tests.support.chatting import worker
+from tests.support.engine_chat import Chat
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +43,11 @@ async def other(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Local
     """A worker for all tests that load a model, or with options, of their own."""
     async with started(tmp_path_factory.mktemp("other")) as backend:
         yield backend
+
+
+@pytest.fixture
+def here() -> Iterator[Chat]:
+    """An engine in this process."""
+    chat = Chat()
+    yield chat
+    chat.engine.close()

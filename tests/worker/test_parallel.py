@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -203,12 +203,9 @@ async def test_as_many_as_fit_are_chosen(tiny_model: Path, other: LocalBackend) 
 GREEDY, PLAIN = Sampling(temperature=0.0), Speculation(drafters=())
 
 
-@pytest.fixture
-def here() -> Iterator[Chat]:
-    """An engine in this process."""
-    chat = Chat()
-    yield chat
-    chat.engine.close()
+def asked(request_id: int, text: str, max_tokens: int, **more: Any) -> Generate:
+    messages = (user(text),)
+    return Generate(request_id=request_id, messages=messages, sampling=GREEDY, max_tokens=max_tokens, **more)
 
 
 def two_lanes(here: Chat, path: Path, **options: object) -> None:
@@ -236,13 +233,7 @@ async def test_an_answer_beside_leaves_the_draft_model_to_the_other(here: Chat, 
     drafting = Speculation(drafters=("draft",), depth=4)
     here.ask(user("A engine please " * 60), chat_id="A", sampling=GREEDY, max_tokens=5, speculation=PLAIN)
     here.ask(user("B engine please " * 20), chat_id="B", sampling=GREEDY, max_tokens=60, speculation=drafting)
-    beside = Generate(
-        request_id=501,
-        messages=(user("B engine please " * 20 + "more"),),
-        sampling=GREEDY,
-        max_tokens=3,
-        state=StateKey(chat="B"),
-    )
+    beside = asked(501, "B engine please " * 20 + "more", 3, state=StateKey(chat="B"))
 
     def write_beside() -> None:
         here.engine.generate_beside(beside, perf_counter())
@@ -257,15 +248,7 @@ async def test_an_answer_beside_leaves_the_draft_model_to_the_other(here: Chat, 
 
     here.react = react
     here.events.clear()
-    command = Generate(
-        request_id=500,
-        messages=(user("C engine please " * 20),),
-        sampling=GREEDY,
-        max_tokens=300,
-        state=StateKey(chat="C"),
-        speculation=drafting,
-    )
-    here.engine.generate(command)
+    here.engine.generate(asked(500, "C engine please " * 20, 300, state=StateKey(chat="C"), speculation=drafting))
     here.engine.run_beside()
     thread.join()
     finished = {one.request_id: one.timings for one in here.of(GenerationFinished)}
@@ -293,12 +276,12 @@ async def test_all_lanes_are_saved_when_idle_and_after_an_answer_beside(here: Ch
 async def test_others_are_written_while_the_engines_thread_waits_for_a_saved_state(
     here: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, question = write_tiny_gguf(tmp_path / "model.gguf"), user(f"one {LONG[:300]}")
+    path, question = write_tiny_gguf(tmp_path / "model.gguf"), f"one {LONG[:300]}"
     two_lanes(here, path)
-    here.ask(question, chat_id="one", owner="a", keeps=True)
+    here.ask(user(question), chat_id="one", owner="a", keeps=True)
     here.restart()
     two_lanes(here, path)
-    other = Generate(request_id=99, messages=(user("hello"),), sampling=GREEDY, max_tokens=8)
+    other = asked(99, "hello", 8)
     thread, read = threading.Thread(target=lambda: here.engine.generate_beside(other, perf_counter())), StateFiles.read
 
     def read_slowly(*given: Any) -> Any:
@@ -310,9 +293,7 @@ async def test_others_are_written_while_the_engines_thread_waits_for_a_saved_sta
 
     monkeypatch.setattr(StateFiles, "read", read_slowly)  # no disk is slow at will
     here.engine.begin_beside(99)
-    here.engine.generate(
-        Generate(request_id=1, messages=(question,), max_tokens=2, state=StateKey(owner="a", chat="one", on_disk=True))
-    )
+    here.engine.generate(asked(1, question, 2, state=StateKey(owner="a", chat="one", on_disk=True)))
     finished = {one.request_id: one.timings for one in here.of(GenerationFinished)}
     assert finished[99].predicted_n == 8
     reuse = finished[1].reuse

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -26,13 +25,13 @@ from cpuchat.protocol.messages import (
     StateKey,
     TextDelta,
 )
+from tests.support.chatting import GREEDY
 from tests.support.engine_chat import OPTIONS, Chat, user
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
+from tests.worker.test_parallel import GRAMMAR
 
 COSTS = PassCosts(tuple(5.0 + 0.01 * n for n in range(32)))  # deep drafts pay
 DRAFTING, PLAIN = Speculation(drafters=("suffix",)), Speculation(drafters=())
-GREEDY = Sampling(temperature=0.0)
-GRAMMAR = 'root ::= "[" item ("," item)* "]"\nitem ::= "1" | "22" | "333"'
 
 
 @dataclass
@@ -49,13 +48,9 @@ class Said:
         return self.finished.timings.draft_n_accepted
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chat]:
-    """An engine in this process, of which models are calibrated as `COSTS`."""
+@pytest.fixture(autouse=True)
+def _calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: COSTS)
-    chat = Chat()
-    yield chat
-    chat.engine.close()
 
 
 def open_lanes(here: Chat, path: Path, arch: Architecture = "llama", **options: object) -> None:

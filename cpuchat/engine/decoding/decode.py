@@ -46,14 +46,9 @@ _ATTENTION_RATE: Final = {True: 40e9, False: 20e9}
 
 @dataclass(frozen=True)
 class PrefillChunking:
-    """Work of the largest nodes of a graph.
-
-    Attributes:
-        matmul: operations per token of the largest weight matrix.
-        attention: operations per token and token of context of one layer.
-        wide_vectors: the CPU has AVX-512.
-        is_float: that matrix is not quantized.
-    """
+    """Work of the largest nodes of a graph. `matmul`: operations per token of the largest weight matrix; `is_float`: it
+    is not quantized. `attention`: operations per token and token of context of one layer. `wide_vectors`: the CPU has
+    AVX-512."""
 
     matmul: float
     attention: float
@@ -95,24 +90,9 @@ class PrefillChunking:
 
 
 @dataclass
-class Prefill:
-    """An evaluated prompt: `row` are the logits after it; `cache_n` of its tokens were cached, `prompt_n` evaluated."""
-
-    row: np.ndarray
-    cache_n: int
-    prompt_n: int
-    seconds: float
-
-
-@dataclass
 class DecodeResult:
-    """A decoded answer.
-
-    Attributes:
-        tokens: without the one that ended it.
-        first, last: `perf_counter()` of the first and the last token.
-        overhead_seconds: time outside of llama_decode and of the draft model.
-    """
+    """A decoded answer. `tokens`: without the one that ended it. `first`, `last`: `perf_counter()` of the first and the
+    last token. `overhead_seconds`: time outside of llama_decode and of the draft model."""
 
     tokens: list[int] = field(default_factory=list)
     stop_reason: StopReason = "end"
@@ -127,12 +107,12 @@ def prefill(
     start: EvaluationStart,
     chunking: PrefillChunking,
     on_progress: Callable[[int], None],
-) -> Prefill:
-    """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts. `on_progress`: called
-    with the tokens processed before the first batch and after each. Raises Aborted: stopped; the sequence holds the
-    finished part, which a next call reuses; GenerationFailed: llama.cpp rejected a batch."""
-    sequence, tokens, row, at = store.sequence, prompt.tokens, start.row, start.n
-    before = now = perf_counter()
+) -> np.ndarray:
+    """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts; returns the logits
+    after it. `on_progress`: called with the tokens processed before the first batch and after each. Raises Aborted:
+    stopped; the sequence holds the finished part, which a next call reuses; GenerationFailed: llama.cpp rejected a
+    batch."""
+    sequence, tokens, row, at, now = store.sequence, prompt.tokens, start.row, start.n, perf_counter()
     on_progress(at)
     ahead = iter(store.places(prompt, at))
     place = next(ahead, len(tokens))
@@ -155,7 +135,7 @@ def prefill(
             place = next(ahead, len(tokens))
         on_progress(at)
     assert row is not None
-    return Prefill(row=row, cache_n=start.n, prompt_n=len(tokens) - start.n, seconds=perf_counter() - before)
+    return row
 
 
 UPDATE_SECONDS: Final = 0.25
@@ -165,11 +145,8 @@ UPDATE_SECONDS: Final = 0.25
 class Decoder:
     """Decodes one answer, until the model ends it, a stop string, `max_tokens` (0 = no limit), a full context or a
     cancel: token by token, or with the drafts of a `speculator`, which has begun the answer with the prompt. A stop
-    inside a draft ends the answer there; the rest of the draft is dropped.
-
-    Args:
-        on_update: called with (tokens written, figures) a few times a second, where there is a speculator.
-    """
+    inside a draft ends the answer there; the rest of the draft is dropped. `on_update`: called with (tokens written,
+    figures) a few times a second, where there is a speculator."""
 
     def __init__(
         self,
@@ -224,8 +201,10 @@ class Decoder:
     def _next_pass(self, speculator: Speculator) -> StopReason | None:
         sequence, tokens = self._sequence, self._tokens
         proposal = speculator.propose(tokens, self._limit - len(tokens) - 1, is_shared=sequence.has_company)
-        self._update(speculator)
-        start = perf_counter()
+        if (start := perf_counter()) >= self._next_update:
+            self._on_update(len(tokens), speculator.figures())
+            start = perf_counter()
+            self._next_update = start + UPDATE_SECONDS
         if proposal is not None:
             return self._verify_pass(speculator, proposal, start)
         reason = self._take(self._sampler.sample(sequence.step(tokens[-1])), "")
@@ -233,11 +212,6 @@ class Decoder:
             record = speculator.record_shared if sequence.is_shared else speculator.record_plain
             record(perf_counter() - start)
         return reason
-
-    def _update(self, speculator: Speculator) -> None:
-        if perf_counter() >= self._next_update:
-            self._on_update(len(self._tokens), speculator.figures())
-            self._next_update = perf_counter() + UPDATE_SECONDS
 
     def _take(self, token: int, drafter: str) -> StopReason | None:
         """Add the next token of the answer; returns why it is the last one, if it is."""

@@ -36,15 +36,9 @@ _N_LIKELY: Final = 64
 class Grammar:
     """The grammar of one answer, and what of it is accepted.
 
-    Tokens without a text that the user sees are never allowed, but for those that end the answer once it is complete.
-
-    Args:
-        text: as of `Generate.grammar`, or a grammar of llguidance in Lark, which defines `start`.
-        markers: tokens whose text is part of the grammar though the user does not see it.
-
-    Raises:
-        UsageError: the grammar is invalid.
-    """
+    Tokens without a text that the user sees are never allowed, but for those that end the answer once it is complete,
+    and the `markers`, whose text is part of the grammar. `text`: as of `Generate.grammar`, or a grammar of llguidance
+    in Lark, which defines `start`. Raises UsageError: the grammar is invalid."""
 
     def __init__(self, vocab: Vocab, text: str, markers: frozenset[int] = frozenset()) -> None:
         from llguidance import LLMatcher  # 8 MB, for answers in a form only
@@ -77,9 +71,7 @@ class Grammar:
             likely = [token for token in largest(row, _N_LIKELY).tolist() if self.allows(token)]
             allowed[likely] = True
         elif bits:
-            allowed |= np.unpackbits(np.frombuffer(bits, np.uint8), count=allowed.size, bitorder="little").view(
-                np.bool_
-            )
+            allowed |= np.unpackbits(np.frombuffer(bits, np.uint8), count=allowed.size, bitorder="little").view(bool)
             allowed[list(self._silent)] = False
         allowed[list(self._vocab.eog_tokens)] = self.is_complete()
         return allowed
@@ -313,13 +305,9 @@ class ReasoningLimit(Constraint):
 
 
 class AnswerGrammar(Constraint):
-    """Holds an answer, after its reasoning, to a grammar: all of it, or the calls in it from where they begin.
-
-    Args:
-        grammar: of the answer from its start; None: anything.
-        calls: has the grammar of the calls in an answer that may be anything else; None: no calls.
-        reasoning: comes first, and is asked before this one.
-    """
+    """Holds an answer, after its `reasoning`, which is asked before this one, to a grammar: all of it to `grammar`, or
+    the calls in it from where they begin. `grammar` is None where the answer may be anything; `calls` has the grammar
+    of the calls in such an answer, None: no calls."""
 
     def __init__(
         self, vocab: Vocab, grammar: Grammar | EitherGrammar | None, calls: CallGuide | None, reasoning: ReasoningLimit

@@ -168,18 +168,9 @@ class Sampler:
     A sampled token that a constraint rejects is sampled again from those that all of them allow, as in llama.cpp
     (common/sampling.cpp). `sample` may be called for several rows in order with `accept` between them, as verification
     of drafted tokens does: without constraints it uses exactly one uniform number per call (none when greedy), and it
-    changes nothing else.
-
-    Args:
-        banned: tokens that are never chosen.
-        constraints: asked in this order.
-
-    Attributes:
-        seed: the seed in use; drawn (32 bits) when `sampling.seed` is None.
-
-    Raises:
-        UsageError: a value of `sampling` is out of range; the message names it.
-    """
+    changes nothing else. `banned` tokens are never chosen; the `constraints` are asked in their order. `seed`: the one
+    in use; drawn (32 bits) when `sampling.seed` is None. Raises UsageError: a value of `sampling` is out of range; the
+    message names it."""
 
     def __init__(
         self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = (), constraints: Sequence[Constraint] = ()
@@ -216,16 +207,10 @@ class Sampler:
                 self._window.add(token)
 
     def sample(self, row: Row) -> int:
-        """Return the next token.
-
-        Args:
-            row: logits, float32 of shape (n_vocab,). It may be a view of the engine's memory: penalties are written
-                into it and restored before the call returns; the logits of banned tokens stay -inf.
-
-        Raises:
-            GenerationFailed: the row holds NaN or infinity where the winner is.
-            GrammarUnmet: no token of the vocabulary is allowed.
-        """
+        """Return the next token. `row`: logits, float32 of shape (n_vocab,). It may be a view of the engine's memory:
+        penalties are written into it and restored before the call returns; the logits of banned tokens stay -inf.
+        Raises GenerationFailed: the row holds NaN or infinity where the winner is; GrammarUnmet: no token of the
+        vocabulary is allowed."""
         if not self._constraints:
             return self._sample(row)
         for one in self._constraints:
@@ -250,9 +235,7 @@ class Sampler:
 
     def candidates(self, row: Row, mask: Mask | None = None) -> Candidates:
         """Return the tokens that `sample` chooses from, and their weights exp((logit - max) / temperature): only those
-        of `mask`, if that is given.
-
-        Args, Raises: as `sample`."""
+        of `mask`, if that is given. Raises as `sample`."""
         if self._banned is not None:
             row = row if row.flags.writeable else row.copy()
             row[self._banned] = -np.inf

@@ -48,24 +48,14 @@ def measure(
     target: Model,
     draft: Model | LoadedHead | None,
     on_progress: Callable[[int, int], None],
-    *,
-    budget: float = BUDGET_SECONDS,
     of_target: PassCosts | None = None,
 ) -> PassCosts:
-    """Measure both models.
+    """Measure both models, or only the draft model where the costs `of_target` are known.
 
     Empties their sequences. Under heavy load the result may still be implausible. The costs of the draft model are
-    followed in each answer, so a disturbance of those alone only makes the result unsteady.
-
-    Args:
-        on_progress: called with the measurements done, and all of them.
-        budget: seconds for the target's curve.
-        of_target: costs of the target alone, which are then not measured again.
-
-    Raises:
-        Aborted: the abort flag was set.
-        GenerationFailed: llama.cpp rejected a batch.
-    """
+    followed in each answer, so a disturbance of those alone only makes the result unsteady. `on_progress`: called with
+    the measurements done, and all of them. Raises Aborted: the abort flag was set; GenerationFailed: llama.cpp rejected
+    a batch."""
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
     total = ((0 if of_target else len(points)) + (1 if draft is not None else 0)) * _ROUNDS
     n_threads = target.pool.n_threads
@@ -73,7 +63,7 @@ def measure(
     try:
         costs = of_target
         if costs is None:
-            curve = Curve(target.sequence, n_threads, points, budget)
+            curve = Curve(target.sequence, n_threads, points)
             on_progress(0, total)
             curve.measure(lambda n: on_progress(n, total))
             costs = curve.costs()
@@ -101,11 +91,10 @@ class Curve:
     The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that is
     implausible, it is retried."""
 
-    def __init__(self, sequence: Sequence, n_threads: int, points: list[int], budget: float) -> None:
+    def __init__(self, sequence: Sequence, n_threads: int, points: list[int]) -> None:
         self._sequence = sequence
         self._n_threads = n_threads
         self._points = points
-        self._budget = budget
         # By size, for each pass over so many tokens: its ms, the share of the time for which threads waited for a core
         # that another program had, and the ms of the rollback after it (0: none).
         self._samples: dict[int, list[tuple[float, float, float]]] = {}
@@ -115,14 +104,14 @@ class Curve:
         """Time the passes; calls `tell` with their number after each."""
         started, done = perf_counter(), 0
         unbuilt = {n for n in self._points if n <= 8}  # the first pass of a size builds its graph
-        self._sequence.clear()
-        size = min(self._sequence.n_batch, self._sequence.n_ubatch)
+        sequence, size = self._sequence, self._sequence.n_ubatch
+        sequence.clear()
         for i in range(0, _N_PAST, size):
-            self._sequence.extend(self._tokens[i : min(i + size, _N_PAST)])
+            sequence.extend(self._tokens[i : min(i + size, _N_PAST)])
         for round_ in range(_ROUNDS):
             # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
-                if perf_counter() - started > self._budget and len(self._samples) >= 2:
+                if perf_counter() - started > BUDGET_SECONDS and len(self._samples) >= 2:
                     return
                 if n in unbuilt:
                     unbuilt.remove(n)
@@ -132,7 +121,7 @@ class Curve:
                 tell(done)
         for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
-                if perf_counter() - started > _RETRY_BUDGET * self._budget:
+                if perf_counter() - started > _RETRY_BUDGET * BUDGET_SECONDS:
                     return
                 self._sample(n)
 
@@ -145,24 +134,17 @@ class Curve:
     def _best(self) -> dict[int, float]:
         return {n: min(values)[0] for n, values in self._samples.items()}
 
-    def filled(self) -> tuple[float, ...]:
-        """Return ms for n = 1..32."""
-        return interpolate(self._best)
-
     def costs(self) -> PassCosts:
         """Return the costs of the target alone. They are steady where the best two passes of most sizes took about the
-        same time; a rollback after a rejected token takes the median."""
+        same time, disturbed where other programs ran even during the best plain pass, or those of most sizes; a
+        rollback after a rejected token takes the median."""
         rollbacks = [rollback for n, values in self._samples.items() if n > 1 for _, _, rollback in values]
         rollback_ms = statistics.median(rollbacks) if rollbacks else 0.0
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
         steady = not pairs or statistics.median(second[0] / best[0] for best, second in pairs) < _STEADY
-        return PassCosts(self.filled(), rollback_ms=rollback_ms, steady=steady, disturbed=self.is_disturbed)
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Return whether other programs ran even during the best plain pass, or those of most sizes."""
         waits = {n: min(values)[1] for n, values in self._samples.items()}
-        return max(waits[1], statistics.median(waits.values())) > MAX_CPU_WAIT
+        disturbed = max(waits[1], statistics.median(waits.values())) > MAX_CPU_WAIT
+        return PassCosts(interpolate(self._best), rollback_ms=rollback_ms, steady=steady, disturbed=disturbed)
 
     def timed_pass(self, n: int) -> tuple[float, float]:
         """Return the ms of one verify pass over `n` tokens, with an argmax of each row, and of the rollback after it (0
@@ -193,7 +175,7 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     """Return (ms per token drafted one after the other, ms per token read in a batch)."""
     tokens = random_tokens(3 * 32, sequence.n_vocab)
     sequence.clear()
-    size = min(32, sequence.n_batch, sequence.n_ubatch)
+    size = min(32, sequence.n_ubatch)
     steps: list[float] = []
     reads: list[float] = []
     for _ in range(_ROUNDS):
@@ -224,8 +206,7 @@ def calibrated_costs(
 
     Cancelling skips the measurement. What the user should know is added to `notes`. Raises Interrupted: cancelled for
     good."""
-    alone = conditions(target)
-    on = conditions(target, draft) if draft is not None else alone
+    on, alone = conditions(target, draft), conditions(target)
     known, of_target = record.calibration(on), record.calibration(alone)
     earlier = known.value if known is not None else None
     if not command.options.calibrate:

@@ -28,21 +28,15 @@ class DraftModel:
     """Drafts with a second model.
 
     The text may be longer than the model's context, and reading all of it may cost more than it gains: the sequence
-    may hold only the end of the text, from `_start` on.
-
-    Args:
-        sequence: of the draft model; it must be able to roll back.
-        n_vocab: ids that both models have; others are never proposed.
-
-    Attributes:
-        passes: evaluations of the model so far, each of which reads all its weights.
-    """
+    may hold only the end of the text, from `_start` on. It must be able to roll back. `n_vocab`: ids that both models
+    have; others are never proposed. `follows`: a head follows what the model evaluates, which costs a little of each
+    pass. `passes`: evaluations of the model so far, each of which reads all its weights."""
 
     rereads = False
     """It reads again what it has drafted and was accepted."""
 
     def __init__(self, sequence: Sequence, n_vocab: int) -> None:
-        self._sequence = sequence
+        self.sequence = sequence
         self._n_vocab = n_vocab
         self._text: list[int] = []
         self.follows = True
@@ -51,25 +45,20 @@ class DraftModel:
         self.passes = 0
 
     @property
-    def max_draft(self) -> int:
-        """Longest draft."""
-        return self._sequence.max_draft
-
-    @property
     def n_unread(self) -> int:
         return len(self._text) - self._start - self._synced
 
     @property
     def n_unread_from_start(self) -> int | None:
         """Return the tokens to read to have the text from its beginning; None when it has it, or has no room for it."""
-        if not self._start or len(self._text) > self._sequence.n_ctx // 2:
+        if not self._start or len(self._text) > self.sequence.n_ctx // 2:
             return None
         return len(self._text)
 
     def begin_answer(self, text: Tokens[int]) -> None:
         """Begin an answer to `text`. What the sequence holds of it stays."""
         self._text = self._readable(text)
-        held = self._sequence.tokens
+        held = self.sequence.tokens
         if self._start and held[:64] != self._text[self._start : self._start + min(64, len(held))]:
             self._start = 0
         self._synced = common_prefix(held, self._text[self._start :])
@@ -78,7 +67,7 @@ class DraftModel:
 
     def append(self, tokens: Tokens[int]) -> None:
         """Add tokens that were written. Tokens that it drafted itself are in the sequence already."""
-        held = self._sequence.tokens
+        held = self.sequence.tokens
         at = self._start + self._synced
         self._text.extend(self._readable(tokens))
         if at + len(tokens) >= len(self._text):  # else it lags behind, and holds nothing after that
@@ -88,7 +77,7 @@ class DraftModel:
 
     def _readable(self, tokens: Tokens[int]) -> list[int]:
         """Replace tokens that only the target's vocabulary has, which llama.cpp would reject."""
-        n_vocab = self._sequence.n_vocab
+        n_vocab = self.sequence.n_vocab
         return [token if token < n_vocab else _UNREADABLE for token in tokens]
 
     def end_answer(self) -> None:
@@ -96,7 +85,7 @@ class DraftModel:
 
     def restart(self, n: int) -> None:
         """Clear the sequence and continue from the last `n` tokens of the text, unread."""
-        self._sequence.clear()
+        self.sequence.clear()
         self._synced = 0
         self._start = max(len(self._text) - max(n, 1), 0)
 
@@ -111,7 +100,7 @@ class DraftModel:
         pending = self._text[self._start + self._synced :]
         row = self._step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
         assert row is not None
-        self._synced = len(self._sequence)
+        self._synced = len(self.sequence)
         while True:
             token = int(row[: self._n_vocab].argmax())
             proposal.tokens.append(token)
@@ -133,7 +122,7 @@ class DraftModel:
         try:
             self._extend(self._text[at : at + min(n, self.n_unread - 1)], n_outputs=0)
         finally:
-            self._synced = min(max(self._synced, len(self._sequence)), len(self._text) - self._start)
+            self._synced = min(max(self._synced, len(self.sequence)), len(self._text) - self._start)
         return self._synced - before
 
     def score(self, n: int) -> list[bool]:
@@ -150,15 +139,15 @@ class DraftModel:
             n = min(n, self.n_unread - 1)
             while n > 0:
                 at = self._start + self._synced
-                batch = self._text[at : at + min(n, _READ_ROWS, self._sequence.n_batch)]
+                batch = self._text[at : at + min(n, _READ_ROWS, self.sequence.n_batch)]
                 self._evaluate(batch, len(batch))
                 self._synced += len(batch)
                 n -= len(batch)
                 for i in range(len(batch)):
-                    row = self._sequence.logits(i)[: self._n_vocab]
+                    row = self.sequence.logits(i)[: self._n_vocab]
                     accepted.append(int(row.argmax()) == self._text[at + i + 1])
         finally:
-            self._synced = min(self._synced, len(self._sequence))
+            self._synced = min(self._synced, len(self.sequence))
         return accepted
 
     def _is_ready(self) -> bool:
@@ -167,7 +156,7 @@ class DraftModel:
 
     def _drop_rejected(self, max_n: int) -> None:
         """Roll back rejected tokens, and make room for `max_n` more."""
-        sequence = self._sequence
+        sequence = self.sequence
         if len(self._text) - self._start + max_n > sequence.n_ctx:
             self.restart(sequence.n_ctx // 2)
         if len(sequence) > self._synced:
@@ -175,22 +164,19 @@ class DraftModel:
 
     def _step(self, token: int) -> np.ndarray:
         self.passes += 1
-        return self._sequence.step(token)
+        return self.sequence.step(token)
 
     def _evaluate(self, tokens: list[int], n_outputs: int) -> None:
         """Evaluate the next tokens in one batch; the last `n_outputs` get a row of logits."""
         self.passes += 1
-        self._sequence.extend(tokens, n_outputs=n_outputs)
+        self.sequence.extend(tokens, n_outputs=n_outputs)
 
     def _extend(self, tokens: list[int], n_outputs: int) -> np.ndarray | None:
         """Evaluate any number of tokens; returns the logits after the last one if `n_outputs`."""
-        sequence = self._sequence
-        size = min(sequence.n_batch, sequence.n_ubatch)
+        size = self.sequence.n_ubatch
         for i in range(0, len(tokens), size):
-            batch = tokens[i : i + size]
-            is_last = i + size >= len(tokens)
-            self._evaluate(batch, n_outputs if is_last else 0)
-        return sequence.logits(-1) if n_outputs and tokens else None
+            self._evaluate(tokens[i : i + size], n_outputs if i + size >= len(tokens) else 0)
+        return self.sequence.logits(-1) if n_outputs and tokens else None
 
 
 T = TypeVar("T")
@@ -205,51 +191,31 @@ _REST: Final = 3
 
 
 class ModelDrafting:
-    """Drafts with the draft model as the controller plans it.
-
-    Attributes:
-        seconds: time in this answer that the target waited for the draft model.
-        unread: tokens of the text that it had to read first when it was asked last.
-    """
+    """Drafts with a `drafter` as the controller plans it. `seconds`: time in this answer that the target waited
+    for it. `unread`: tokens of the text that it had to read first when it was asked last."""
 
     def __init__(self, draft: DraftModel, controller: DepthController) -> None:
-        self._draft = draft
+        self.drafter = draft
         self.controller = controller
-        self._begin()
+        self.begin_answer(())
 
-    def _begin(self) -> None:
+    def begin_answer(self, text: Tokens[int]) -> None:
         self.seconds = 0.0
         self.unread = 0
         self._wait_ms = 0.0  # since the last pass
         self._rest_steps = 0
-        self._passes_before = self._draft.passes
+        self._passes_before = self.drafter.passes
+        self.drafter.begin_answer(text)
 
     @property
     def passes(self) -> int:
-        return self._draft.passes - self._passes_before
-
-    def begin_answer(self, text: Tokens[int]) -> None:
-        self._begin()
-        self._draft.begin_answer(text)
-
-    def follow(self, wanted: bool) -> None:
-        """Let a head follow the model, or not: it costs a little of each pass."""
-        self._draft.follows = wanted
-
-    def forget(self) -> None:
-        self._draft.begin_answer(())
-
-    def append(self, tokens: Tokens[int]) -> None:
-        self._draft.append(tokens)
-
-    def end_answer(self) -> None:
-        self._draft.end_answer()
+        return self.drafter.passes - self._passes_before
 
     def propose(self, room: int) -> Proposal | None:
         """Return a draft of at most `room` tokens; None: no draft now. Raises Aborted, GenerationFailed: the draft
         model was stopped, or failed."""
-        draft, from_start = self._draft, self._draft.n_unread_from_start
-        room = min(room, draft.max_draft)
+        draft, from_start = self.drafter, self.drafter.n_unread_from_start
+        room = min(room, draft.sequence.max_draft)
         if self._rest_steps:
             self._rest_steps -= 1
             return None
@@ -296,7 +262,7 @@ class ModelDrafting:
 
     def _read(self, n: int, *, is_shadow: bool) -> None:
         """Let the draft model read `n` tokens and score what it would have drafted after the newest of them."""
-        draft, before = self._draft, self.seconds
+        draft, before = self.drafter, self.seconds
         n = min(n, draft.n_unread - 1)
         unscored = self._timed(lambda: draft.read(n - _MAX_SCORED)) if n > _MAX_SCORED else 0
         accepted = self._timed(lambda: draft.score(min(n, _MAX_SCORED)))

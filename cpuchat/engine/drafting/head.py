@@ -66,16 +66,8 @@ class Head(DraftModel):
 
     It knows the hidden states of what the model has evaluated since it was made (`observe`). Where some are missing,
     after a state was restored, it begins behind them: attention in one layer, above the hidden states of a whole
-    model, needs little of what is far.
-
-    Args:
-        sequence: of the head.
-        target: of the model; it tells each batch from now on.
-        n_vocab: ids that both have.
-
-    Attributes:
-        follows: it keeps hidden states, and reads prompts beside the model.
-    """
+    model, needs little of what is far. `sequence` is the head's; `target` the model's, which tells each batch from now
+    on. While it `follows`, it keeps hidden states, and reads prompts beside the model."""
 
     rereads = True
 
@@ -93,7 +85,7 @@ class Head(DraftModel):
         if not n or not self.follows:
             return self._known.forget(at)
         self._known.put(at, self._head.features(self._target, n))
-        if n > _LONGEST_PASS and at + n - self._start - len(self._sequence) >= _READ_AFTER:
+        if n > _LONGEST_PASS and at + n - self._start - len(self.sequence) >= _READ_AFTER:
             self.begin_answer(self._target.tokens)
             with contextlib.suppress(GenerationFailed):  # the answer does not need it
                 self.read(len(self._target))
@@ -136,18 +128,18 @@ class Head(DraftModel):
                 self._drop_rejected(0)
                 with contextlib.suppress(Aborted, GenerationFailed):
                     self._extend(self._text[self._start + self._synced :], n_outputs=0)
-                self._synced = len(self._sequence)
+                self._synced = len(self.sequence)
 
     def _begin_behind_unknown(self) -> None:
         """Let the sequence begin where the hidden states before its unread tokens are known."""
         first = self._known.first + 1 if self._known.first else 0
         at = self._start + self._synced
         if at < first - 1 and first < len(self._text):
-            self._sequence.clear()
+            self.sequence.clear()
             self._start, self._synced = first, 0
 
     def _step(self, token: int) -> np.ndarray:
-        at = self._start + len(self._sequence)
+        at = self._start + len(self.sequence)
         if at < len(self._text):
             self._give_states(at, 1)
         else:
@@ -155,7 +147,7 @@ class Head(DraftModel):
         return super()._step(token)
 
     def _evaluate(self, tokens: list[int], n_outputs: int) -> None:
-        self._give_states(self._start + len(self._sequence), len(tokens))
+        self._give_states(self._start + len(self.sequence), len(tokens))
         super()._evaluate(tokens, n_outputs)
 
     def _give_states(self, at: int, n: int) -> None:

@@ -92,13 +92,13 @@ class Speculator:
     def forget(self) -> None:
         self._index.set_text(())
         if self._draft is not None:
-            self._draft.forget()
+            self._draft.drafter.begin_answer(())
 
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
         """Begin an answer to `text`. Returns False when drafting is off, and `disabled` is why if it was requested."""
         self._begin(options)
         if self._draft is not None:
-            self._draft.follow("draft" in options.drafters)
+            self._draft.drafter.follows = "draft" in options.drafters
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
         self.disabled = None
         if self._model is None and "suffix" not in options.drafters:
@@ -121,11 +121,6 @@ class Speculator:
         """Return the seconds in this answer that the target waited for the draft model."""
         return self._model.seconds if self._model is not None else 0.0
 
-    @property
-    def pass_ms(self) -> tuple[float, ...]:
-        """Return the calibrated ms of passes over 1, 2, ... tokens; () when there was no calibration."""
-        return self._costs.verify_ms if self._costs is not None else ()
-
     def chances(self, proposal: Proposal) -> list[float]:
         """Return the chances that the tokens of a proposal are accepted, each with all before it."""
         return self._controller.chances(proposal)
@@ -145,7 +140,7 @@ class Speculator:
             for buckets, accepted in self._suffix.take_scores():
                 self._controller.record_scores("suffix", buckets, accepted)
         if self._model is not None:
-            self._model.append(tokens)
+            self._model.drafter.append(tokens)
         room, proposal = min(room, self._max_depth), None
         if is_shared:
             if room > 0 and self._suffix is not None and self._costs is not None:
@@ -205,21 +200,10 @@ class Speculator:
         After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes."""
         if self._suffix is not None and proposal.drafter == "suffix":
             self._suffix.start_verify()  # offered for a shared pass whose company has left
-        draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
-        model = self._model if proposal.drafter == "draft" else None
-        self._record(
-            PassRecord(
-                1e3 * (self._lookup_seconds + seconds),
-                proposal.drafter,
-                proposal.buckets,
-                accepted,
-                compared,
-                draft_ms,
-                model.unread if model is not None else 0,
-                1e3 * rollback,
-                again,
-            )
-        )
+        model, ms = self._model, 1e3 * (self._lookup_seconds + seconds)
+        draft_ms, unread = (model.take_wait_ms(), model.unread) if model is not None else (0.0, 0)
+        of_draft = proposal.drafter, proposal.buckets, accepted, compared, draft_ms, unread
+        self._record(PassRecord(ms, *of_draft, 1e3 * rollback, again))
 
     def _record(self, record: PassRecord) -> None:
         self._stats.record(record)
@@ -232,7 +216,7 @@ class Speculator:
 
     def end_answer(self) -> None:
         if self._draft is not None:
-            self._draft.end_answer()
+            self._draft.drafter.end_answer()
 
     def figures(self) -> SpeculationFigures:
         controller, model = self._controller, self._model
@@ -302,6 +286,8 @@ def set_up_speculation(
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
         changes |= {"draft_work": info.work}
     target.info = msgspec.structs.replace(target.info, **changes)
+    if target.passes is not None and costs is not None:
+        target.passes.pass_ms = costs.verify_ms
     pair = (target.info.fingerprint, draft.info.fingerprint) if draft is not None else None
     speculator = Speculator(
         costs,

@@ -124,18 +124,10 @@ log.install()  # as early as possible: nothing of llama.cpp's log may reach a te
 
 
 def _open_cpu_module(name: str) -> tuple[Any, str, tuple[str, ...]]:
-    """Load a CPU module, which llama.cpp would choose by itself if it found none loaded.
-
-    Args:
-        name: `AUTO` for the one with the highest score.
-
-    Returns:
-        The library with the CPU backend, the module's name, and the modules that are worth timing on this CPU; for an
-        engine built for one CPU libllama, which links to its CPU backend, and no names.
-
-    Raises:
-        EngineMismatch: the module is not installed or cannot run here.
-    """
+    """Load the CPU module `name`, or for `AUTO` the one with the highest score: llama.cpp would choose one by itself if
+    it found none loaded. Returns the library with the CPU backend, the module's name, and the modules that are worth
+    timing on this CPU; for an engine built for one CPU libllama, which links to its CPU backend, and no names. Raises
+    EngineMismatch: the module is not installed or cannot run here."""
     modules = installed()
     if not modules:
         return _lib, "", ()
@@ -207,12 +199,8 @@ ggml_version = _function("ggml_version", c_char_p)
 
 def _open_kernels() -> Any:
     """Open cpuchat's kernels against the CPU backend in use, and put them before llama.cpp's: later than the first load
-    that has no effect. They take no weights until `kernels.select`.
-
-    Returns:
-        The library; None where it is missing, was built for another engine or another cpuchat, or this CPU, or the
-        chosen module, lacks the instructions.
-    """
+    that has no effect. They take no weights until `kernels.select`. Returns the library; None where it is missing, was
+    built for another engine or another cpuchat, or this CPU, or the chosen module, lacks the instructions."""
     file, instructions = kernels.library(), kernels.instructions_used(engine_cpu(_module or AUTO))
     if file is None or not instructions:
         return None

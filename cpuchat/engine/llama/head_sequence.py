@@ -25,16 +25,9 @@ def _rows(address: int | None, n: int, width: int) -> np.ndarray:
 
 
 class HeadSequence(Sequence):
-    """The KV cache of a head that reads the model's last hidden states (MTP).
-
-    Args:
-        n_embd: values of a hidden state.
-        n_layer: MTP layers of the head, of which the first one computes.
-
-    Attributes:
-        states: of the tokens of the next batch, float32 of shape (n_batch, n_embd).
-        n_features: values that are kept of each token of the model, from which its state is made.
-    """
+    """The KV cache of a head that reads the model's last hidden states (MTP), which have `n_embd` values. `n_layer`:
+    MTP layers of the head, of which the first one computes. `states`: of the tokens of the next batch, float32 of shape
+    (n_batch, n_embd). `n_features`: values that are kept of each token of the model, from which its state is made."""
 
     def __init__(self, context: Any, *, n_vocab: int, n_embd: int, abort: AbortFlag, n_layer: int = 1) -> None:
         super().__init__(context, n_vocab=n_vocab, abort=abort)
@@ -72,25 +65,12 @@ class HeadSequence(Sequence):
 
 
 class EagleSequence(HeadSequence):
-    """The KV cache of an EAGLE-3 head, which encodes the inputs of some of the model's layers.
+    """The KV cache of an EAGLE-3 head, which encodes the inputs of some of the model's layers. `layers`: of the model,
+    which has `n_layer`; that number means its last hidden states. `n_target`: values of the model's hidden states.
+    `sizes`: as of `HeadSequence`."""
 
-    Args:
-        layers: of the model, which has `n_layer`; that number means its last hidden states.
-        n_target: values of the model's hidden states.
-    """
-
-    def __init__(
-        self,
-        context: Any,
-        *,
-        n_vocab: int,
-        n_embd: int,
-        abort: AbortFlag,
-        layers: Tokens[int],
-        n_layer: int,
-        n_target: int,
-    ) -> None:
-        super().__init__(context, n_vocab=n_vocab, n_embd=n_embd, abort=abort)
+    def __init__(self, context: Any, *, layers: Tokens[int], n_layer: int, n_target: int, **sizes: Any) -> None:
+        super().__init__(context, **sizes)
         self._layers, self._n_layer, self._n_target = tuple(layers), n_layer, n_target
         self.n_features = len(self._layers) * n_target
 

@@ -77,14 +77,9 @@ _LOAD_MODE: Final = {
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Checked options, and what they cost.
-
-    Attributes:
-        options: with the sizes of context and batches in place of "automatic".
-        n_outputs: rows of logits that one batch may ask for.
-        n_rs_seq: snapshots of a recurrent state to request (`sequence.Bounded`).
-        notes: for the user.
-    """
+    """Checked options, with the sizes of context and batches in place of "automatic", and what they cost. `n_outputs`:
+    rows of logits that one batch may ask for. `n_rs_seq`: snapshots of a recurrent state to request
+    (`sequence.Bounded`). `notes`: for the user."""
 
     options: LoadOptions
     need: MemoryNeed
@@ -360,10 +355,7 @@ class Model:
                 llama.llama_model_free(model)
             raise Aborted
         if not model:
-            reason, path = _reason(), header.path
-            if any(sign in reason for sign in NO_MEMORY):
-                raise DoesNotFit(f"Not enough memory for {file_name(path)}: {reason}.", "Choose a smaller model.")
-            raise load_refusal(path, reason)
+            raise load_refusal(header.path, _reason(file_name(header.path), "Choose a smaller model."))
         return model
 
     def _make_context(
@@ -489,10 +481,7 @@ class Model:
             request_rollback(params, self.plan.n_rs_seq)
         context = llama.llama_init_from_model(head or self._model, params)
         if not context:
-            reason = _reason()
-            if any(sign in reason for sign in NO_MEMORY):
-                message = f"Not enough memory for a context of {n_ctx:,} tokens: {reason}."
-                raise DoesNotFit(message, "Use a smaller --ctx.")
+            reason = _reason(f"a context of {n_ctx:,} tokens", "Use a smaller --ctx.")
             message = f"llama.cpp rejected the context options: {reason}."
             raise GenerationFailed(message, "Check cache types, flash attention and batch sizes.")
         if not llama.llama_get_memory(context):
@@ -604,12 +593,9 @@ class Model:
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """A draft head beside its model, in the place of a draft model.
-
-    Attributes:
-        model: the llama_model of a file of its own; None for the head that the model contains.
-        info: of the model, with what the head has in its place: path, name, quantization, work and fingerprint.
-    """
+    """A draft head beside its model, in the place of a draft model. `model`: the llama_model of a file of its own; None
+    for the head that the model contains. `info` is the model's, with what the head has in its place: path, name,
+    quantization, work and fingerprint."""
 
     sequence: HeadSequence
     model: Any
@@ -627,11 +613,15 @@ class LoadedHead:
             llama.llama_model_free(self.model)
 
 
-def _reason() -> str:
-    """Return the last errors that llama.cpp logged, without its function names."""
+def _reason(what: str, hint: str) -> str:
+    """Return the last errors that llama.cpp logged, without its function names. Raises DoesNotFit where they tell of
+    too little memory for `what`."""
     lines = bindings.log.lines(errors_only=True)
     texts = [line.split(": ", 1)[-1] if "(" not in line.split(": ", 1)[0] else line for line in lines]
-    return "; ".join(dict.fromkeys(texts[-3:])) or "llama.cpp gave no reason"
+    reason = "; ".join(dict.fromkeys(texts[-3:])) or "llama.cpp gave no reason"
+    if any(sign in reason for sign in NO_MEMORY):
+        raise DoesNotFit(f"Not enough memory for {what}: {reason}.", hint)
+    return reason
 
 
 def available_for_model() -> int:

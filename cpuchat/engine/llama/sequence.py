@@ -64,16 +64,9 @@ class Rollback:
         """Drop what `checkpoint` remembers: it takes room in the KV cache."""
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
-        """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint.
-
-        Args:
-            n_checkpoint: tokens that there were at the checkpoint.
-            passes: batches evaluated since then.
-
-        Returns:
-            How many tokens the KV cache holds now: the caller evaluates the rest of `n` again. None when that was not
-            possible; the KV cache must be cleared then.
-        """
+        """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint, where there were
+        `n_checkpoint` tokens, `passes` batches ago. Returns how many tokens the KV cache holds now: the caller
+        evaluates the rest of `n` again. None when that was not possible; the KV cache must be cleared then."""
         return n if llama.llama_memory_seq_rm(self._kv_cache, self._id, n, -1) else None
 
 
@@ -394,15 +387,9 @@ class Sequence:
         """Keep the first `n` tokens, as if no other had been evaluated since `checkpoint`. Drops the logits.
 
         Cheap for the batch that follows the checkpoint while its first token is kept. What cannot be restored is
-        re-evaluated: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else).
-
-        Returns:
-            In how many passes that was.
-
-        Raises:
-            ValueError: `n` is less than at the checkpoint, or more than there are.
-            Aborted, GenerationFailed: as `extend`.
-        """
+        re-evaluated: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else). Returns in how
+        many passes that was. Raises ValueError: `n` is less than at the checkpoint, or more than there are; Aborted,
+        GenerationFailed: as `extend`."""
         if not self._n_checkpoint <= n <= len(self.tokens):
             raise ValueError(f"cannot keep {n} of {len(self.tokens)} tokens with a checkpoint at {self._n_checkpoint}")
         if n == len(self.tokens):

@@ -241,16 +241,8 @@ Check = Callable[[int, int], None]
 
 
 class Vocab:
-    """The vocabulary of a loaded model; valid as long as the model is.
-
-    Args:
-        visible_markers: control tokens that are shown as text, such as `<think>`.
-        special_types: see `special_types`.
-
-    Attributes:
-        handle: llama.cpp's own pointer to the vocabulary.
-        markers: the tokens of `visible_markers`.
-    """
+    """The vocabulary of a loaded model; valid as long as the model is. `visible_markers`: control tokens that are shown
+    as text, such as `<think>`; `markers` are their tokens. `handle`: llama.cpp's own pointer to the vocabulary."""
 
     def __init__(
         self,

@@ -194,15 +194,11 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for `messages`, ending where the model continues.
 
-        Args:
-            reasoning: whether the model shall reason first, for templates that offer the choice; None: their default.
-            effort: how much, for templates that take such a word ("": their default).
-            tools: what the model may call. For a template that knows no calls they are described in the system prompt.
-
-        Raises:
-            TemplateError: the template is invalid, rejected the messages, or exceeded a limit (time, memory, output of
-                8 MB, recursion, access to internals). The next call is safe.
-        """
+        `reasoning`: whether the model shall reason first, for templates that offer the choice; None: their default.
+        `effort`: how much, for templates that take such a word ("": their default). `tools`: what the model may call;
+        for a template that knows no calls they are described in the system prompt. Raises TemplateError: the template
+        is invalid, rejected the messages, or exceeded a limit (time, memory, output of 8 MB, recursion, access to
+        internals). The next call is safe."""
         style = self._chosen_style()
         if (tools or any(message.calls for message in messages)) and self.call_format is GENERIC:
             messages, tools = as_text(messages, tools), ()

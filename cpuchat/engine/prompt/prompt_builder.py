@@ -40,14 +40,10 @@ def trim_messages(
     of a full chat would change with every turn, and nothing of the KV cache could be reused. Without `in_steps` only
     the overflow is, for a prompt that none continues.
 
-    Args:
-        count: returns the tokens of a prompt with these messages; called about log2(turns) + 2 times.
-        budget: tokens that the prompt may have: the context less the room for the answer.
-        limit: tokens that what must stay may have, which leaves less room; None: `budget`.
-
-    Raises:
-        ContextFull: what must stay is longer than `limit`; the message holds the arithmetic.
-    """
+    `count`: returns the tokens of a prompt with these messages; called about log2(turns) + 2 times. `budget`: tokens
+    that the prompt may have: the context less the room for the answer. `limit`: tokens that what must stay may have,
+    which leaves less room; None: `budget`. Raises ContextFull: what must stay is longer than `limit`; the message holds
+    the arithmetic."""
     everything = list(messages)
     total = count(everything)
     if total <= budget:
@@ -96,14 +92,9 @@ _TRIMMED_SHARE = 4  # in place of `ANSWER_SHARE`: of a chat whose oldest turns a
 
 
 class PromptBuilder:
-    """Renders and tokenizes one prompt; tokens that the model generated itself are reused as it generated them.
-
-    Args:
-        render: a prompt from messages. Raises TemplateError.
-        histories: texts whose tokens are known; the one that shares most with the prompt is used.
-        n_ctx: tokens of the context.
-        abort: ends the work once it is set; what is under way then raises Aborted.
-    """
+    """Renders and tokenizes one prompt for a context of `n_ctx` tokens; those that the model generated itself are
+    reused as it generated them: of the `histories`, the one that shares most with the prompt is used. `render`: a
+    prompt from messages; raises TemplateError. `abort`: ends the work; what is under way then raises Aborted."""
 
     def __init__(
         self,
@@ -149,16 +140,9 @@ class PromptBuilder:
         self, messages: Iterable[Message], max_tokens: int, *, in_steps: bool = True
     ) -> tuple[RenderedPrompt, TrimResult]:
         """Return the rendered prompt, and what of the oldest messages was left out where the context is too small.
-
-        Args:
-            max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it, an eighth if
-                the last message needs more than is left.
-            in_steps: as of `trim_messages`.
-
-        Raises:
-            ContextFull: the last message alone is too long.
-            TemplateError: the model's template failed.
-        """
+        `max_tokens`: of the answer, 0 = no limit; up to a quarter of the context is reserved for it, an eighth if the
+        last message needs more than is left. `in_steps`: as of `trim_messages`. Raises ContextFull: the last message
+        alone is too long; TemplateError: the model's template failed."""
         marked = self._marked(messages)
         budget = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
         limit = self._n_ctx - self._reserve(max_tokens, ANSWER_SHARE)

@@ -39,13 +39,8 @@ Change = Literal["", "system", "trimmed", "message", "template"]
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A rendered prompt.
-
-    Attributes:
-        text: with the marks of content (`vocab.MARK`).
-        messages: that are in it; () for a text without messages.
-        is_trimmed: the oldest messages were left out.
-    """
+    """A rendered prompt: its `text`, with the marks of content (`vocab.MARK`), and the `messages` in it, () for a text
+    without messages. `is_trimmed`: the oldest ones were left out."""
 
     text: bytes
     tokens: list[int]
@@ -179,20 +174,11 @@ class TokenHistory(msgspec.Struct):
         if self.tokens[: self.cut_tokens[i]] != tokens[: self.cut_tokens[i]]:
             i = 0
         self.cut_bytes, self.cut_tokens = self.cut_bytes[: i + 1], self.cut_tokens[: i + 1]
-        self.tokens = list(tokens)
-        parts = [prompt]
-        at_byte, at_token = len(prompt), len(tokens)
-        if at_byte > self.cut_bytes[-1]:
-            self.cut_bytes.append(at_byte)
-            self.cut_tokens.append(at_token)
-        for token in answer:
-            text = piece(token)
-            parts.append(text)
-            self.tokens.append(token)
-            at_byte += len(text)
-            at_token += 1
-            self.cut_bytes.append(at_byte)
-            self.cut_tokens.append(at_token)
+        self.tokens = [*tokens, *answer]
+        parts = [prompt, *map(piece, self.tokens[len(tokens) :])]
+        first = 1 if len(prompt) <= self.cut_bytes[-1] else 0  # the end of the prompt is a cut already
+        self.cut_bytes += list(accumulate(map(len, parts)))[first:]
+        self.cut_tokens += range(len(tokens) + first, len(self.tokens) + 1)
         self.text = b"".join(parts)
 
 

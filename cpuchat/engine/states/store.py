@@ -143,7 +143,7 @@ def _alone(method: Callable[Concatenate[StateStore, P], R]) -> Callable[Concaten
 
 class StateStore:
     """Keeps states of one loaded model, for one of its lanes (`take`); those of the other ones share them (`beside`).
-    An answer calls the methods on its own thread.
+    An answer calls the methods on its own thread. `used`: the number of the last request of its lane.
 
     Args:
         piece: returns the text of one token, control tokens included.
@@ -152,9 +152,6 @@ class StateStore:
         budget: what may be written to disk.
         draft: the draft model's sequence; `draft_key` is for it what the key of `files` is for the target.
         passes: of several lanes.
-
-    Attributes:
-        used: the number of the last request of its lane.
     """
 
     def __init__(
@@ -649,10 +646,7 @@ class StateStore:
     @_alone
     def forget(self, chat_id: str) -> bool:
         """Drop a chat, in memory and on disk, and what has no name and may tell of it; "": everything in memory.
-
-        Returns:
-            Whether what the KV cache holds was dropped.
-        """
+        Returns whether what the KV cache holds was dropped."""
         stem = kv_stem(chat_id)
         self._kept.states = [one for one in self._kept.states if chat_id and one.key.chat != stem and one.key.on_disk]
         if self._files is not None:

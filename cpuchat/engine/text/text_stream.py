@@ -153,14 +153,9 @@ class TextStream:
     """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `frame_seconds`.
 
     Stop strings count in the answer only, not in reasoning. A UTF-8 sequence that continues in the next token waits for
-    it; invalid UTF-8 becomes U+FFFD.
-
-    Args:
-        piece_of: returns the bytes of one token.
-        arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
-        frame_seconds: shortest time between two events; the first text does not wait.
-        fill: ends the text at a line, too.
-    """
+    it; invalid UTF-8 becomes U+FFFD. `piece_of`: returns the bytes of one token. `arrived`: `perf_counter()` when the
+    request arrived, the zero of `at_ms`. `frame_seconds`: shortest time between two events; the first text does not
+    wait. `fill`: ends the text at a line, too."""
 
     def __init__(
         self,

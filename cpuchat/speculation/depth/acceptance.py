@@ -14,15 +14,12 @@ from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
 
 
 class Acceptance:
-    """The acceptance of one drafter.
+    """The acceptance of one drafter; `lasting`: accepted and compared tokens of all texts.
 
     Args:
         priors: expected rate of each bucket before anything was seen; it is worth `weight` tokens.
         window: compared tokens of a bucket after which one has mostly been forgotten.
         known: accepted and compared tokens of earlier texts.
-
-    Attributes:
-        lasting: accepted and compared tokens of all texts.
     """
 
     def __init__(
@@ -81,6 +78,6 @@ def rates(rate: float, costs: CurrentCosts, max_depth: int) -> list[float]:
     return found
 
 
-def limit_gain(rate: float, costs: CurrentCosts, max_depth: int) -> float:
-    """Return the best speed-up over plain decoding if every drafted token is accepted with probability `rate`."""
-    return max(rates(rate, costs, max_depth)[1:], default=0.0) * costs.plain_ms
+def limit_gain(costs: CurrentCosts, max_depth: int) -> float:
+    """Return the best speed-up over plain decoding if every drafted token is accepted."""
+    return max(rates(1.0, costs, max_depth)[1:], default=0.0) * costs.plain_ms

@@ -28,16 +28,14 @@ from cpuchat.speculation.stats import PassRecord
 
 
 class DepthController:
-    """Learns from every pass and decides how much to draft.
+    """Learns from every pass and decides how much to draft. `plan`: the depth planned last for the draft model, 0 =
+    plain decoding.
 
     Args:
         costs: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then stays off and
             only a fixed depth works.
         max_depth: longest draft that can be verified.
         known: accepted and compared tokens of the draft model in earlier answers, as in `learned`.
-
-    Attributes:
-        plan: the depth planned last for the draft model, 0 = plain decoding.
     """
 
     def __init__(
@@ -261,7 +259,7 @@ class DepthController:
             if lag < 2 * CONSTANTS.first_shadow_tokens:
                 return 0
             self._scorable = min(self._scorable, lag // 2)
-        return lag if limit_gain(1.0, costs, self._max_depth) >= CONSTANTS.worthwhile_gain else 0
+        return lag if limit_gain(costs, self._max_depth) >= CONSTANTS.worthwhile_gain else 0
 
     @property
     def learned(self) -> tuple[float, float]:
@@ -284,13 +282,6 @@ class DepthController:
         return self.plan or (self._last_depth if self._passes_since_draft <= CONSTANTS.recent_passes else 0)
 
     @property
-    def acceptance(self) -> float:
-        """Return the recent acceptance rate of the draft model, or without one of suffix decoding."""
-        if self._is_asked or (self._has_draft and not self._n_proposed):
-            return self._draft_acceptance.mean
-        return self._acceptance["suffix"].mean
-
-    @property
     def off(self) -> DraftsOff | None:
         """Return why speculation is off; None while it is on."""
         if self.plan or self._passes_since_draft <= CONSTANTS.recent_passes:
@@ -303,7 +294,7 @@ class DepthController:
         if asked and self._slow_prefill_ms:
             return DraftsOff("slow prefill", prefill_s=self._slow_prefill_ms / 1e3)
         plain_ms, draft_ms = costs.plain_ms, costs.draft.ms[0]
-        if limit_gain(1.0, costs, self._max_depth) < CONSTANTS.worthwhile_gain:
+        if limit_gain(costs, self._max_depth) < CONSTANTS.worthwhile_gain:
             if asked and draft_ms > CONSTANTS.max_draft_share * plain_ms:
                 return DraftsOff("slow draft model", plain_ms=plain_ms, draft_ms=draft_ms)
             return DraftsOff("slow verification")
@@ -311,4 +302,5 @@ class DepthController:
             return DraftsOff("acceptance unknown" if asked else "rare repeats")
         rate = max(self._current_rates(costs, self._max_depth)[1:], default=0.0)
         slower = 1.0 / (rate * plain_ms) - 1.0 if rate > 0 else 0.0
-        return DraftsOff("low acceptance", acceptance=self.acceptance, slower_share=None if self._is_rough else slower)
+        acceptance = self._draft_acceptance.mean
+        return DraftsOff("low acceptance", acceptance=acceptance, slower_share=None if self._is_rough else slower)

@@ -39,14 +39,9 @@ class Following:
 
 
 class CurrentCosts:
-    """The costs of one loaded pair of models, in ms.
-
-    Attributes:
-        times: passes over n tokens.
-        draft: one drafted token.
-        read: one token of text that the draft model reads in a batch.
-        rollback: after a pass in which a token was rejected.
-    """
+    """The costs of one loaded pair of models, in ms: of passes over n tokens (`times`), of one drafted token (`draft`),
+    of one token of text that the draft model reads in a batch, and of a rollback after a pass in which a token was
+    rejected."""
 
     def __init__(self, costs: PassCosts) -> None:
         self.times = Following(costs.verify_ms)

@@ -312,12 +312,8 @@ class ScoredDrafter:
     """Notices when a drafter that is not worth a pass becomes worth it.
 
     While its proposal is not being verified it has a pending draft, its last one, until that is used up or refuted.
-    Written tokens are compared with it as in a verify pass: up to the first different token.
-
-    Args:
-        index: of the text that the drafter looks into.
-        worth: returns how many tokens of a proposal to verify now, 0 = none.
-    """
+    Written tokens are compared with it as in a verify pass: up to the first different token. `index`: of the text that
+    the drafter looks into. `worth`: returns how many tokens of a proposal to verify now, 0 = none."""
 
     def __init__(self, index: NgramIndex, drafter: SuffixDecoding, worth: Callable[[Proposal], int]) -> None:
         self._index = index

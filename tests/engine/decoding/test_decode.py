@@ -4,53 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from typing import Any
 
-from cpuchat.engine.decoding.decode import Decoder, DecodeResult, PrefillChunking
-from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.decoding.decode import PrefillChunking
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.states.store import StateStore
-from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol.messages import Event, Sampling, TextDelta
-from tests.support.prefilling import prefilled, store_of
+from cpuchat.protocol.messages import Sampling
+from tests.support.pairs import Said, Talker
+from tests.support.prefilling import prefilled
 from tests.support.tiny_gguf import write_tiny_gguf
 
-GREEDY = Sampling(temperature=0.0)
 PROMPT = list(b"Once upon a time there was an engine that talked.")
 
 
-class Answer:
-    """One run of both loops; `text` is what was emitted."""
-
-    def __init__(
-        self,
-        model: Model,
-        prompt: list[int] = PROMPT,
-        sampling: Sampling = GREEDY,
-        max_tokens: int = 40,
-        stop: tuple[str, ...] = (),
-        on_event: Callable[[Event], None] = lambda _: None,
-        tail: str = "",
-        store: StateStore | None = None,
-    ) -> None:
-        self.deltas: list[TextDelta] = []
-        self.progress: list[tuple[int, int]] = []
-        self.on_event = on_event
-        self.prefill = prefilled(model, prompt, store, lambda *p: self.progress.append(p))
-        stream = TextStream(7, self._emit, model.vocab.piece, ReasoningSplitter(tail), stop, perf_counter())
-        sampler = Sampler(sampling, model.vocab.n_tokens)
-        decoder = Decoder(model.sequence, sampler, stream, model.vocab.is_eog, max_tokens)
-        self.result: DecodeResult = decoder.run(self.prefill.row)
-
-    def _emit(self, event: Event) -> None:
-        assert isinstance(event, TextDelta) and event.request_id == 7
-        self.deltas.append(event)
-        self.on_event(event)
-
-    @property
-    def text(self) -> str:
-        return "".join(d.text for d in self.deltas)
+def said(model: Model, max_tokens: int = 60, **more: Any) -> Said:
+    """Return an answer to `PROMPT`, without drafts, of which nothing is kept."""
+    return Talker(model).say(PROMPT, max_tokens=max_tokens, **more)
 
 
 def test_prefill_reports_every_batch(model: Model) -> None:
@@ -66,11 +34,11 @@ def test_prefill_reports_every_batch(model: Model) -> None:
 
 
 def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
-    answer = Answer(model, max_tokens=12)
-    assert answer.result.stop_reason == "max_tokens"
-    assert len(answer.result.tokens) == 12
+    answer = said(model, 12)
+    assert answer.reason == "max_tokens"
+    assert len(answer.tokens) == 12
     sequence = model.sequence
-    assert sequence.tokens == PROMPT + answer.result.tokens[:-1]  # the last one waits for the next turn
+    assert sequence.tokens == PROMPT + answer.tokens[:-1]  # the last one waits for the next turn
     sequence.clear()
     sequence.extend(PROMPT[:32])
     sequence.extend(PROMPT[32:], n_outputs=1)
@@ -79,25 +47,22 @@ def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
     for _ in range(12):
         expected.append(int(row.argmax()))
         row = sequence.step(expected[-1])
-    assert answer.result.tokens == expected
+    assert answer.tokens == expected
     assert answer.text == b"".join(map(model.vocab.piece, expected)).decode()
 
 
 def test_same_seed_gives_the_same_text(load: Callable[..., Model], tiny_model: Path) -> None:
     sampling = Sampling(seed=5, temperature=1.2, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5)
-    model = load(tiny_model)
-    store = store_of(model)
-    first = Answer(model, sampling=sampling, max_tokens=60, store=store)
-    again = Answer(model, sampling=sampling, max_tokens=60, store=store)  # the prompt comes from the cache
-    assert again.prefill.cache_n == len(PROMPT) and again.prefill.prompt_n == 0
-    fresh = Answer(load(tiny_model), sampling=sampling, max_tokens=60)
-    assert first.text == again.text == fresh.text
-    other = Answer(model, sampling=Sampling(seed=6, temperature=1.5), max_tokens=60)
-    assert other.text != first.text
+    talker = Talker(load(tiny_model))
+    first = talker.say(PROMPT, sampling=sampling, max_tokens=60)
+    again = talker.say(PROMPT, sampling=sampling, max_tokens=60)  # the prompt comes from the cache
+    assert again.cache_n == len(PROMPT)
+    assert first.text == again.text == said(load(tiny_model), sampling=sampling).text
+    assert first.text != said(talker.target, sampling=Sampling(seed=6, temperature=1.5)).text
 
 
 def test_first_token_is_said_at_once_and_counts_add_up(model: Model) -> None:
-    answer = Answer(model, max_tokens=200)
+    answer = said(model, 200)
     first = answer.deltas[0]
     assert first.n_tokens == first.predicted_n == 1 and first.text
     assert sum(d.n_tokens for d in answer.deltas) == 200 == answer.deltas[-1].predicted_n
@@ -109,23 +74,24 @@ def test_first_token_is_said_at_once_and_counts_add_up(model: Model) -> None:
 
 
 def test_stop_string_is_never_shown(model: Model) -> None:
-    whole = Answer(model, max_tokens=60).text
+    whole = said(model).text
     stop = whole[20:24]
     at = whole.index(stop)
-    answer = Answer(model, max_tokens=60, stop=("never this", stop))
-    assert answer.result.stop_reason == "stop_string"
+    answer = said(model, stop=("never this", stop))
+    assert answer.reason == "stop_string"
     assert answer.text == whole[:at]
     # What could have become a stop string is not lost when it does not.
-    answer = Answer(model, max_tokens=24, stop=(Answer(model, max_tokens=24).text[-2:] + "\0",))
-    assert answer.result.stop_reason == "max_tokens"
-    assert answer.text == Answer(model, max_tokens=24).text
+    whole = said(model, 24).text
+    answer = said(model, 24, stop=(whole[-2:] + "\0",))
+    assert answer.reason == "max_tokens"
+    assert answer.text == whole
 
 
 def test_end_of_generation(load: Callable[..., Model], tmp_path: Path) -> None:
     model = load(write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0))
-    answer = Answer(model, sampling=Sampling(seed=1, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0), max_tokens=400)
-    assert answer.result.stop_reason == "end"
-    assert not any(map(model.vocab.is_eog, answer.result.tokens))
+    answer = said(model, 400, sampling=Sampling(seed=1, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0))
+    assert answer.reason == "end"
+    assert not any(map(model.vocab.is_eog, answer.tokens))
     assert "<|im_end|>" not in answer.text
 
 

@@ -40,6 +40,8 @@ PERSON = schema_grammar(
     },
     "person.json",
 )
+_AT = {"type": "object", "properties": {"at": {"enum": ["it"]}}, "required": ["at"], "additionalProperties": False}
+LOOK = Tool(name="look", parameters=_AT)
 GREEDY = Sampling(temperature=0.0)
 CHANNELS = ("reasoning", "answer")
 THINK, THOUGHT, END = (vocabulary().index(text) for text in ("<think>", "</think>", "<|im_end|>"))
@@ -159,8 +161,7 @@ def test_without_reasoning_the_grammar_begins_at_once(sampler: Callable[..., Gui
 
 
 def test_calls_match_a_grammar_from_where_they_begin(sampler: Callable[..., Guided]) -> None:
-    schema = {"type": "object", "properties": {"at": {"enum": ["it"]}}, "required": ["at"]}
-    one = sampler(tail="<think>", tools=[Tool(name="look", parameters=schema | {"additionalProperties": False})])
+    one = sampler(tail="<think>", tools=[LOOK])
     for character in "<tool_call>@":  # reasoning about calls
         assert take(one, ord(character)) == ord(character)
     assert take(one, THOUGHT) == THOUGHT
@@ -195,9 +196,8 @@ def vocab(request: pytest.FixtureRequest, load: Load, tiny_model: Path, tmp_path
 
 @pytest.mark.parametrize("form", _FORMS)
 def test_calls_match_a_grammar_in_every_kind_of_vocabulary(vocab: Vocab, form: str) -> None:
-    schema = {"type": "object", "properties": {"at": {"enum": ["it"]}}, "required": ["at"]}
     style, before, after = _FORMS[form]
-    guide = CallGuide(vocab, style, [Tool(name="look", parameters=schema | {"additionalProperties": False})])
+    guide = CallGuide(vocab, style, [LOOK])
     name = '<look>look: {"at":' if form == "name" else '{"name": "look", "arguments": {"at":'
     grammar = None
     for token in vocab.tokenize(f"{before}{name}".encode(), add_special=False):

@@ -163,6 +163,12 @@ def test_rotations_are_left_to_the_transform_of_llama_cpp() -> None:
     assert np.linalg.norm(after) == pytest.approx(np.linalg.norm(before), rel=1e-5)
 
 
+def of_cpuchat(model: Model) -> set[str]:
+    """Return the types of weights that cpuchat's kernels multiply."""
+    assert model.info.evidence is not None
+    return {one.type.upper() for one in model.info.evidence.weights if one.is_of_cpuchat}
+
+
 def logits(model: Model, tokens: list[int], widths: list[int]) -> np.ndarray:
     """Return the last logits after `tokens`, evaluated in passes of `widths`."""
     model.sequence.clear()
@@ -176,10 +182,7 @@ def logits(model: Model, tokens: list[int], widths: list[int]) -> np.ndarray:
 def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Callable[..., Model]) -> None:
     tokens = list(range(300, 324))
     ours, theirs = load(DEMO), load(DEMO, LLAMA_CPP)
-    evidence = ours.info.evidence
-    assert evidence is not None and theirs.info.evidence is not None
-    assert {one.type for one in evidence.weights if one.buffer == "CPU_CPUCHAT"} == {"q4_K", "q6_K"}
-    assert not any(one.buffer == "CPU_CPUCHAT" for one in theirs.info.evidence.weights)
+    assert of_cpuchat(ours) == {"Q4_K", "Q6_K"} and not of_cpuchat(theirs)
     found = logits(ours, tokens, [24])
     assert np.array_equal(found, logits(ours, tokens, [1] * 24))
     expected = logits(theirs, tokens, [24])
@@ -259,8 +262,7 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
     file = write_model(tmp_path / "moe.gguf", shape, kind)
     tokens = list(range(40, 60))
     ours, theirs = load(file), load(file, LLAMA_CPP)
-    assert ours.info.evidence is not None
-    assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
+    assert of_cpuchat(ours)
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
     assert np.array_equal(found, logits(ours, tokens, [1, 7, 12]))
     assert np.array_equal(found, logits(ours, tokens, [1] * 20))  # the router's F32 products, too
@@ -273,8 +275,7 @@ def test_types_and_shapes_that_are_not_covered_stay_with_llama_cpp(tmp_path: Pat
     file = write_model(tmp_path / "mixed.gguf", shape, "Q3_K")  # rows of 272 values are F16
     tokens = list(range(40, 60))
     ours, theirs = load(file), load(file, LLAMA_CPP)
-    assert ours.info.evidence is not None
-    assert "q3_K" in {one.type for one in ours.info.evidence.weights if one.buffer == "CPU_CPUCHAT"}
+    assert "Q3_K" in of_cpuchat(ours) and ours.info.evidence is not None
     assert "f16" in {one.type for one in ours.info.evidence.weights if one.buffer != "CPU_CPUCHAT"}
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
     assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
@@ -330,8 +331,7 @@ def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monk
     selected.select(())
     monkeypatch.setattr(bindings, "kernels_library", None)
     model = load(DEMO)
-    assert model.info.evidence is not None
-    assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
+    assert not of_cpuchat(model)
     told = [note for note in model.info.notes if "kernels were built for another engine" in note]
     assert len(told) == bool(HERE)  # the file is there
     monkeypatch.setattr(kernels, "library", lambda: None)
@@ -349,12 +349,6 @@ def test_a_library_of_another_engine_cpuchat_or_cpu_is_not_used(monkeypatch: pyt
         assert bindings._open_kernels() is None
     monkeypatch.setattr(bindings, "engine_cpu", lambda module: Instructions(frozenset({"AVX"})))
     assert bindings._open_kernels() is None
-
-
-def of_cpuchat(model: Model) -> set[str]:
-    """Return the types of weights that cpuchat's kernels multiply."""
-    assert model.info.evidence is not None
-    return {one.type.upper() for one in model.info.evidence.weights if one.is_of_cpuchat}
 
 
 def products(ours: float, *, difference: float = 0.0, kind: str = "Q6_K") -> MeasuredProducts:

@@ -18,6 +18,8 @@ from cpuchat.engine.llama import model as engine_options
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, read_ahead
 from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.hardware import memory
+from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.numa.residency import evict, missing_ranges
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions
@@ -211,3 +213,25 @@ def test_a_vocabulary_that_cannot_write_every_text_is_refused(load: Load, tiny_m
     words = {"tokenizer.ggml.tokens": [f"t{number}" for number in range(272)]}
     with pytest.raises(ModelUnsupported, match="cannot write every text"):
         load(sentences(tiny_model, tmp_path / "words.gguf", words))
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed", "expected"),
+    [
+        (Policy("bind", (1,)), (0, 1), 3),  # more is killed, whatever node 0 has
+        (Policy("preferred", (1,)), (0, 1), 12),
+        (Policy("local"), (1,), 3),  # a container on one node
+        (None, (), 12),
+    ],
+)
+def test_what_a_model_may_take_of_the_memory_of_nodes(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy | None, allowed: tuple[int, ...], expected: int
+) -> None:
+    monkeypatch.setattr(engine_options, "current", lambda: policy)
+    monkeypatch.setattr(engine_options, "allowed_nodes", lambda: allowed)
+    monkeypatch.setattr(memory, "available_bytes", lambda root: 12 * GIB)
+    monkeypatch.setattr(memory, "available_on", lambda nodes, root: 3 * GIB if tuple(nodes) == (1,) else None)
+    assert engine_options.available_for_model() == expected * GIB

@@ -1,4 +1,4 @@
-"""Tests rolling back rejected tokens, with every kind of memory that llama.cpp has, on real contexts.
+"""Tests rolling back rejected tokens, with every kind of memory that llama.cpp has, on real contexts; and its memory.
 
 What counts is that nothing of a rejected token is left: not in the next logits, not in those a hundred tokens later.
 """
@@ -30,6 +30,7 @@ from cpuchat.engine.llama.sequence import (
     request_rollback,
 )
 from cpuchat.models import fit
+from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.speculation.stats import PassRecord
 from tests.support.pairs import FLAT, Talker, Wandering, assert_same
@@ -334,3 +335,31 @@ def test_a_way_that_does_not_work_is_found_out(files: dict[str, Path], load: Cal
     for way, works in ((_Stays(kv_cache), False), (_Renumbers(kv_cache), False), (Checkpoint(kv_cache), True)):
         assert can_roll_back(sequence, way) == works
         assert sequence.tokens == []
+
+
+def _logged(lines: list[str], what: str) -> float:
+    """Return the bytes in llama.cpp's `CPU <what> buffer size = 1.25 MiB`, which it rounds to 0.01."""
+    sizes = [line.rpartition("=")[2].split()[0] for line in lines if f"{what} buffer size" in line]
+    return sum(map(float, sizes)) * 2**20
+
+
+@pytest.mark.parametrize(("arch", "n_ctx"), [*((arch, 256) for arch in (*KINDS, "gemma3")), ("gemma3", 1024)])
+def test_memory_is_what_llama_cpp_says(
+    arch: Architecture, n_ctx: int, load: Callable[..., Model], tmp_path: Path
+) -> None:
+    file = write_tiny_gguf(tmp_path / "wide-F32.gguf", arch=arch, n_layer=6, n_embd=256, n_ff=256)
+    model = load(file, LoadOptions(n_ctx=n_ctx, n_batch=64, n_ubatch=64))
+    lines, need = bindings.log.lines(), model.plan.need
+    assert need.kv == pytest.approx(_logged(lines, "KV") + _logged(lines, "RS"), abs=0.02 * 2**20)
+    compute, estimate = _logged(lines, "compute"), need.compute - fit.PROCESS_BYTES
+    assert compute <= estimate <= 1.4 * compute
+
+
+def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], load: Callable[..., Model]) -> None:
+    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
+    header = read_model(files["nemotron_h"])
+    enough = fit.required_memory(header, options, 512, 32, 31).min_bytes
+    least = fit.required_memory(header, options, 512, 32, 3).min_bytes
+    for available, most in ((enough, 31), (enough - 1, 15), (least, 3)):
+        model = load(files["nemotron_h"], options, available=available)
+        assert model.plan.n_rs_seq == model.sequence.max_draft == most

@@ -12,7 +12,6 @@ from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.protocol.messages import LoadOptions
-from tests.support.cores import ONE_CPU
 
 
 def held(model: Model) -> int:
@@ -75,51 +74,43 @@ class StopsAfter(AbortFlag):
         return self.left < 0
 
 
-def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(recurrent_model: Path) -> None:
-    flag = StopsAfter(1 << 30)
-    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
-    model = Model.load(recurrent_model, options, ONE_CPU, on_progress=lambda *_: None, abort=flag)
-    try:
-        sequence, text = model.sequence, list(b"abcdefghijklmnopqrstuvwxyz")
-        sequence.extend(text)
-        state = sequence.state(partial=True)
-        flag.left = 20
-        with pytest.raises(Aborted):
-            sequence.extend([65] * 60)
-        flag.left = 1 << 30
-        assert sequence.is_broken and sequence.tokens == text and not sequence.can_cut(len(text))
-        assert sequence.set_state(text, state, partial=True)
-        assert not sequence.is_broken and sequence.can_cut(len(text))
-        row = sequence.step(65).copy()
-        sequence.clear()
-        sequence.extend(text)
-        np.testing.assert_array_equal(sequence.step(65), row)
-        flag.left = 20
-        sequence.step(66)  # an answer's pass is never stopped within
-        assert flag.left == 20
-    finally:
-        model.free()
+def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(
+    load: Callable[..., Model], recurrent_model: Path
+) -> None:
+    flag, text = StopsAfter(1 << 30), list(b"abcdefghijklmnopqrstuvwxyz")
+    sequence = load(recurrent_model, LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), abort=flag).sequence
+    sequence.extend(text)
+    state = sequence.state(partial=True)
+    flag.left = 20
+    with pytest.raises(Aborted):
+        sequence.extend([65] * 60)
+    flag.left = 1 << 30
+    assert sequence.is_broken and sequence.tokens == text and not sequence.can_cut(len(text))
+    assert sequence.set_state(text, state, partial=True)
+    assert not sequence.is_broken and sequence.can_cut(len(text))
+    row = sequence.step(65).copy()
+    sequence.clear()
+    sequence.extend(text)
+    np.testing.assert_array_equal(sequence.step(65), row)
+    flag.left = 20
+    sequence.step(66)  # an answer's pass is never stopped within
+    assert flag.left == 20
 
 
 @pytest.mark.parametrize("n", [0, 150])
-def test_finished_part_of_a_stopped_batch_is_kept(tiny_model: Path, n: int) -> None:
-    flag = StopsAfter(1 << 30)
-    options = LoadOptions(n_ctx=512, n_batch=512, n_ubatch=16)
-    model = Model.load(tiny_model, options, ONE_CPU, on_progress=lambda *_: None, abort=flag)
-    try:
-        sequence = model.sequence
-        tokens = [65 + i % 26 for i in range(500)]
-        flag.left = n
-        with pytest.raises(Aborted):
-            sequence.extend(tokens)
-        kept = len(sequence.tokens)
-        assert kept % 16 == 0 and kept < 500 and (kept > 0) == (n > 0)
-        assert sequence.tokens == tokens[:kept] and held(model) == kept
-        flag.left = 1 << 30
-        sequence.extend(tokens[kept:], n_outputs=1)
-        row = sequence.logits(499 - kept).copy()
-        sequence.clear()
-        sequence.extend(tokens, n_outputs=1)
-        np.testing.assert_allclose(row, sequence.logits(499), atol=2e-3)
-    finally:
-        model.free()
+def test_finished_part_of_a_stopped_batch_is_kept(load: Callable[..., Model], tiny_model: Path, n: int) -> None:
+    flag, tokens = StopsAfter(1 << 30), [65 + i % 26 for i in range(500)]
+    model = load(tiny_model, LoadOptions(n_ctx=512, n_batch=512, n_ubatch=16), abort=flag)
+    sequence = model.sequence
+    flag.left = n
+    with pytest.raises(Aborted):
+        sequence.extend(tokens)
+    kept = len(sequence.tokens)
+    assert kept % 16 == 0 and kept < 500 and (kept > 0) == (n > 0)
+    assert sequence.tokens == tokens[:kept] and held(model) == kept
+    flag.left = 1 << 30
+    sequence.extend(tokens[kept:], n_outputs=1)
+    row = sequence.logits(499 - kept).copy()
+    sequence.clear()
+    sequence.extend(tokens, n_outputs=1)
+    np.testing.assert_allclose(row, sequence.logits(499), atol=2e-3)

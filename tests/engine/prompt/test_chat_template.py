@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -14,15 +15,8 @@ from cpuchat.protocol.messages import Message, Tool, ToolCall
 from cpuchat.tools.call_format import GENERIC
 from cpuchat.tools.call_parser import parse_calls
 from tests.support.chatting import children
-
-CHATML = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
+from tests.support.engine_chat import assistant, system, user
+from tests.support.tiny_gguf import CHATML
 
 STRICT = """\
 {{- bos_token }}
@@ -36,29 +30,21 @@ STRICT = """\
 """
 
 
-def user(text: str) -> Message:
-    return Message(role="user", content=text)
+@contextlib.contextmanager
+def rendering() -> Iterator[Callable[[str], ChatTemplate]]:
+    """Yield what makes chat templates; their processes end afterwards."""
+    with contextlib.ExitStack() as helpers:
 
+        def make(source: str) -> ChatTemplate:
+            return ChatTemplate(helpers.enter_context(contextlib.closing(TemplateHelper(source))), "<s>", "</s>")
 
-def assistant(text: str, reasoning: str = "") -> Message:
-    return Message(role="assistant", content=text, reasoning=reasoning)
-
-
-def system(text: str) -> Message:
-    return Message(role="system", content=text)
+        yield make
 
 
 @pytest.fixture
 def template():
-    helpers: list[TemplateHelper] = []
-
-    def make(source: str) -> ChatTemplate:
-        helpers.append(TemplateHelper(source))
-        return ChatTemplate(helpers[-1], "<s>", "</s>")
-
-    yield make
-    for one in helpers:
-        one.close()
+    with rendering() as make:
+        yield make
 
 
 def test_renders_the_models_own_format(template):

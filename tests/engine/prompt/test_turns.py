@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper
+from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.protocol.messages import EFFORTS, Message, Tool, ToolCall
+from tests.engine.prompt.test_chat_template import rendering
+from tests.support.engine_chat import system, user
 
 _LOOP = "{% for m in messages %}"
 _ONE = "[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}]{{ m.content }}"
@@ -56,14 +58,6 @@ TEMPLATES = {
 """What families of models insist on, one each."""
 
 
-def user(text: str) -> Message:
-    return Message(role="user", content=text)
-
-
-def system(text: str) -> Message:
-    return Message(role="system", content=text)
-
-
 def answer(text: str = "", *calls: ToolCall, thought: str = "") -> Message:
     return Message(role="assistant", content=text, reasoning=thought, calls=calls)
 
@@ -109,15 +103,8 @@ TOOLS = [Tool(name=f"look_{number}", description="Looks.") for number in (1, 2)]
 
 @pytest.fixture(scope="module")
 def template() -> Iterator[Callable[[str], ChatTemplate]]:
-    helpers: list[TemplateHelper] = []
-
-    def make(source: str) -> ChatTemplate:
-        helpers.append(TemplateHelper(source))
-        return ChatTemplate(helpers[-1], "<s>", "</s>")
-
-    yield make
-    for one in helpers:
-        one.close()
+    with rendering() as make:
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,11 @@
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.engine.text.reasoning import StopMatcher
+from tests.engine.text.test_reasoning import chunks
 
 letters = st.text(alphabet="ab<>/\n", max_size=30)
 stop_lists = st.lists(st.text(alphabet="ab<>/\n", max_size=4), max_size=4).map(tuple)
-
-
-def chunks(text: str, cuts: list[int]) -> list[str]:
-    at = sorted({0, len(text), *(min(c, len(text)) for c in cuts)})
-    return [text[a:b] for a, b in itertools.pairwise(at)]
 
 
 def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:

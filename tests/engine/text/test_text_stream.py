@@ -1,19 +1,26 @@
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol.messages import Event, TextDelta
+from cpuchat.protocol.messages import TextDelta
+
+
+def streaming(piece: Callable[[int], bytes], **more: float) -> tuple[TextStream, list[TextDelta]]:
+    deltas: list[Any] = []
+    return TextStream(1, deltas.append, piece, ReasoningSplitter(), (), 0.0, **more), deltas  # type: ignore[arg-type]
 
 
 def decode(pieces: list[bytes]) -> list[str]:
     """Return the text emitted with each token, and at the end."""
-    events: list[Event] = []
-    stream = TextStream(1, events.append, lambda token: pieces[token], ReasoningSplitter(), (), 0.0)
+    stream, events = streaming(pieces.__getitem__)
     texts: list[str] = []
 
     def take() -> None:
-        texts.append("".join(event.text for event in events if isinstance(event, TextDelta)))
+        texts.append("".join(event.text for event in events))
         events.clear()
 
     for token in range(len(pieces)):
@@ -37,21 +44,18 @@ def test_a_character_appears_when_its_last_byte_comes() -> None:
 
 @given(st.lists(st.binary(max_size=4), max_size=20), st.integers(1, 5))
 def test_deltas_say_how_much_of_their_text_each_token_gave(pieces: list[bytes], every: int) -> None:
-    events: list[Event] = []
-    stream = TextStream(1, events.append, lambda token: [b"x", *pieces][token], ReasoningSplitter(), (), 0.0)
+    stream, events = streaming([b"x", *pieces].__getitem__)
     for token in range(len(pieces) + 1):
         stream.feed(token, 0.01 * (token // every))
     stream.finish(1.0, stopped=False)
-    deltas = [event for event in events if isinstance(event, TextDelta)]
-    assert sum(delta.n_tokens for delta in deltas) == len(pieces) + 1
-    for delta in deltas:
+    assert sum(delta.n_tokens for delta in events) == len(pieces) + 1
+    for delta in events:
         assert len(delta.lengths) == delta.n_tokens
         assert not delta.n_tokens or sum(delta.lengths) == len(delta.text)
 
 
 def test_the_first_text_comes_at_once_and_the_next_when_it_was_asked_for() -> None:
-    events: list[Event] = []
-    stream = TextStream(1, events.append, lambda token: b"x", ReasoningSplitter(), (), 0.0, frame_seconds=1.0)
+    stream, events = streaming(lambda token: b"x", frame_seconds=1.0)
     for tick in range(8):
         stream.feed(tick, 0.3 * tick)
-    assert [event.predicted_n for event in events if isinstance(event, TextDelta)] == [1, 5]
+    assert [event.predicted_n for event in events] == [1, 5]

@@ -2,8 +2,10 @@ import random
 
 import pytest
 
-from cpuchat.speculation.depth.acceptance import Acceptance
-from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
+from cpuchat.speculation.depth.acceptance import Acceptance, rates
+from cpuchat.speculation.depth.costs import CurrentCosts
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
+from tests.speculation.depth.simulator import TARGETS, true_costs
 
 PRIORS = tuple(0.1 + 0.1 * i for i in range(N_BUCKETS))
 
@@ -39,3 +41,14 @@ def test_what_earlier_texts_were_like_is_expected_of_the_next():
     feed(first, 0.9, 400)
     again = Acceptance(PRIORS, 2.0, 200.0, first.lasting)
     assert again.mean == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_rate_of_each_depth_is_its_tokens_by_its_time(target):
+    costs = CurrentCosts(true_costs(target, "0.05B"))
+    for rate in (0.2, 0.5, 0.7, 0.9, 1.0):
+        by_hand = [
+            sum(rate**i for i in range(g + 1)) / (costs.times.ms[g] + g * costs.draft.ms[0])
+            for g in range(MAX_DEPTH + 1)
+        ]
+        assert rates(rate, costs, MAX_DEPTH) == pytest.approx(by_hand)

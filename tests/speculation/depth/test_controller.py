@@ -1,5 +1,6 @@
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,13 @@ def draft(n: int) -> Proposal:
     return Proposal("draft", list(range(n)), [0] * n)
 
 
+def begun(costs: PassCosts | None = COSTS, fixed: int = 0, **more: Any) -> DepthController:
+    """Return a controller in an answer, with a draft model unless `more` says otherwise."""
+    controller = DepthController(costs, **{"has_draft_model": True, **more})
+    controller.begin_answer(fixed=fixed)
+    return controller
+
+
 def learn(controller: DepthController, rate: float, costs: PassCosts = COSTS) -> None:
     """Simulate plain steps, with the draft model scored along."""
     rng = random.Random(7)
@@ -33,8 +41,7 @@ def learn(controller: DepthController, rate: float, costs: PassCosts = COSTS) ->
 def test_depth_follows_acceptance():
     depths = []
     for rate in (0.05, 0.7, 1.0):
-        controller = DepthController(COSTS, has_draft_model=True)
-        controller.begin_answer()
+        controller = begun()
         learn(controller, rate)
         depths.append(controller.plan_draft(MAX_DEPTH, 1))
     assert depths[0] == 0
@@ -44,22 +51,18 @@ def test_depth_follows_acceptance():
 
 
 def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
-    controller = DepthController(COSTS, has_draft_model=True)
-    controller.begin_answer()
+    controller = begun()
     learn(controller, 0.3)
     assert controller.plan_draft(MAX_DEPTH, 1) == 0
     assert controller.off is not None and controller.off.kind == "low acceptance"
-    assert controller.off.acceptance == controller.acceptance and (controller.off.slower_share or 0) > 0
-    assert controller.acceptance == pytest.approx(0.3, abs=0.1)
-    disturbed = DepthController(structs.replace(COSTS, disturbed=True), has_draft_model=True)
-    disturbed.begin_answer()
+    assert controller.off.acceptance == pytest.approx(0.3, abs=0.1) and (controller.off.slower_share or 0) > 0
+    disturbed = begun(structs.replace(COSTS, disturbed=True))
     learn(disturbed, 0.3)
-    assert disturbed.off == DraftsOff("low acceptance", acceptance=disturbed.acceptance, slower_share=None)
+    assert disturbed.off == structs.replace(controller.off, slower_share=None)
 
 
 def test_not_measured():
-    controller = DepthController(None, has_draft_model=True)
-    controller.begin_answer()
+    controller = begun(None)
     for _ in range(40):
         assert controller.plan_draft(MAX_DEPTH, 1) == 0
         assert controller.free_depth(Proposal("suffix", [1, 2, 3], [4, 4, 4])) == 0
@@ -73,8 +76,7 @@ def test_not_measured():
 def test_after_a_disturbed_calibration_plain_decoding_is_timed_before_it_is_a_figure():
     """Twice too slow, it would make any fixed depth twice as good."""
     slow = structs.replace(COSTS, verify_ms=tuple(2 * ms for ms in COSTS.verify_ms), disturbed=True)
-    controller = DepthController(slow, has_draft_model=True)
-    controller.begin_answer(fixed=4)
+    controller = begun(slow, fixed=4)
     for _ in range(200):
         controller.record(PassRecord(COSTS.verify_ms[4], "draft", (0,) * 4, 4, 4, draft_ms=4 * COSTS.draft_ms))
     assert controller.timed_plain_ms is None and controller.plain_ms
@@ -87,8 +89,7 @@ def test_after_a_disturbed_calibration_plain_decoding_is_timed_before_it_is_a_fi
 
 @pytest.mark.parametrize("costs", [COSTS, None])
 def test_fixed_depth_is_kept_whatever_happens(costs):
-    controller = DepthController(costs, max_depth=12, has_draft_model=True)
-    controller.begin_answer(fixed=5)
+    controller = begun(costs, max_depth=12, fixed=5)
     for _ in range(60):
         assert controller.plan_draft(MAX_DEPTH, 900) == 5
         controller.record(verified(draft(5), 0, 300.0, draft_ms=8.0))
@@ -103,8 +104,7 @@ def test_fixed_depth_is_kept_whatever_happens(costs):
 
 def test_a_long_text_is_not_read_for_a_small_gain():
     costs = true_costs("Q8_0", "0.5B")
-    controller = DepthController(costs, has_draft_model=True)
-    controller.begin_answer()
+    controller = begun(costs)
     learn(controller, 0.9, costs=costs)
     assert controller.plan_draft(MAX_DEPTH, 2) > 0
     controller.begin_answer()
@@ -118,8 +118,7 @@ def test_a_long_text_is_not_read_for_a_small_gain():
 def test_reading_along_costs_at_most_a_hundredth():
     for target, model in (("Q4_K_M", "0.05B"), ("Q8_0", "0.5B"), ("F16", "0.05B")):
         costs = true_costs(target, model)
-        controller = DepthController(costs, has_draft_model=True)
-        controller.begin_answer()
+        controller = begun(costs)
         rng = random.Random(2)
         lag, elapsed, spent = 0, 0.0, 0.0
         for _ in range(2000):
@@ -137,8 +136,7 @@ def test_reading_along_costs_at_most_a_hundredth():
 
 
 def test_a_free_proposal_is_verified_as_far_as_it_is_worth():
-    controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
-    controller.begin_answer()
+    controller = begun(true_costs("Q8_0", None), has_draft_model=False)
     sure, unsure = confidence_bucket(0.99), confidence_bucket(0.2)
     assert controller.off is None
     for _ in range(30):
@@ -152,8 +150,7 @@ def test_a_free_proposal_is_verified_as_far_as_it_is_worth():
 
 
 def test_free_drafters_with_nothing_to_say():
-    controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
-    controller.begin_answer()
+    controller = begun(true_costs("Q8_0", None), has_draft_model=False)
     for _ in range(20):
         controller.record(PassRecord(62.0))
     assert controller.off == DraftsOff("nothing to draft from")
@@ -190,8 +187,7 @@ events = st.lists(
 @given(events, st.integers(0, MAX_DEPTH), st.booleans())
 def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft):
     costs = PassCosts(COSTS.verify_ms, 1.5, 0.4, 3.0)
-    controller = DepthController(costs, max_depth=max_depth, has_draft_model=has_draft)
-    controller.begin_answer()
+    controller = begun(costs, max_depth=max_depth, has_draft_model=has_draft)
     for kind, a, b, ms in events:
         depth = controller.plan_draft(a, b)
         assert 0 <= depth <= min(a, max_depth)
@@ -213,6 +209,5 @@ def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft):
             controller.record_read(a, ms, is_shadow=True)
         else:
             controller.begin_answer(fixed=a if kind == "fixed" else 0)
-        assert controller.off is None or controller.off.kind
+        assert controller.off is None or (controller.off.kind and 0 <= controller.off.acceptance <= 1)
         assert controller.plain_ms is not None and controller.plain_ms > 0
-        assert 0 <= controller.acceptance <= 1

@@ -5,9 +5,7 @@ from hypothesis import strategies as st
 from cpuchat.costs.calibrations import MAX_TOKENS, interpolate
 from cpuchat.speculation.depth.costs import Following
 
-points = st.dictionaries(
-    st.integers(1, MAX_TOKENS), st.floats(0.1, 1e4), min_size=1, max_size=12
-)  # fmt: skip
+points = st.dictionaries(st.integers(1, MAX_TOKENS), st.floats(0.1, 1e4), min_size=1, max_size=12)
 
 
 @given(points)

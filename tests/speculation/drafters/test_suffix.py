@@ -118,9 +118,7 @@ texts = st.lists(st.integers(0, 3), max_size=80)
 
 
 def suffix(text: list[int]) -> SuffixDecoding:
-    index = NgramIndex()
-    index.extend(text)
-    return SuffixDecoding(index)
+    return SuffixDecoding(indexed(text))
 
 
 def continuations(text: list[int], size: int, n: int) -> list[list[int]]:
@@ -147,8 +145,7 @@ def most_frequent(ways: list[list[int]]) -> list[int]:
 
 @given(texts, st.integers(1, 12))
 def test_a_proposal_is_the_most_frequent_way_on_from_one_of_the_matches(text, n):
-    index = NgramIndex()
-    index.extend(text)
+    index = indexed(text)
     tokens = SuffixDecoding(index).propose(n).tokens
     assert len(tokens) <= n
     paths = [most_frequent(ways[:MAX_CANDIDATES]) for size in SIZES if (ways := continuations(text, size, n))]
