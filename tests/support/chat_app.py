@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from textual.events import Paste
 from textual.message import Message
@@ -33,6 +33,7 @@ from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.idle import draw
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
 
+Opened = TypeVar("Opened", bound=Screen[Any])
 HANG_GUARD = 180.0
 WIDE, SMALL = (120, 40), (80, 24)
 WELCOME = Welcome(
@@ -99,6 +100,11 @@ class RunningApp:
         if self.app.is_running and not self.app._exit:
             await self.pilot.pause()
 
+    async def loaded(self, times: int) -> tuple[Any, Any]:
+        """Wait until so many loads were asked for and nothing runs; return file and options of the last."""
+        await self.until(lambda: len(self.backend.loads) == times and not self.chat.busy)
+        return self.backend.loads[-1]  # type: ignore[no-any-return]
+
     async def ready(self) -> None:
         """Wait until the first model is loaded and nothing runs."""
         await self.until(lambda: self.backend.model is not None and not self.chat.busy)
@@ -146,9 +152,12 @@ class RunningApp:
         """Wait until the screen has these words."""
         await self.until(lambda: all(one in self.screen_text for one in words))
 
-    async def opens(self, kind: type[Screen[Any]]) -> None:
-        """Wait until a screen of that kind is on top."""
+    async def opens(self, kind: type[Opened]) -> Opened:
+        """Wait until a screen of that kind is on top, and return it."""
         await self.until(lambda: isinstance(self.app.screen, kind))
+        screen = self.app.screen
+        assert isinstance(screen, kind)
+        return screen
 
     async def closes(self) -> None:
         """Wait until the chat is on top."""

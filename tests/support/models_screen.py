@@ -37,7 +37,6 @@ async def opened(app: RunningApp) -> ModelsScreen:
     """Open the screen over the app's own library, and wait until it has read everything."""
     await app.ready()
     await app.press("ctrl+o")
-    await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
     return await settled(app)
 
 
@@ -45,12 +44,12 @@ async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
     """Open the screen over models that are the same everywhere."""
     await app.ready()
     await app.app.push_screen(ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub")))
+    app.app.screen.query_one("#filter", Input).cursor_blink = False
     return await settled(app)
 
 
 async def settled(app: RunningApp) -> ModelsScreen:
-    screen = app.app.screen
-    assert isinstance(screen, ModelsScreen)
+    screen = await app.opens(ModelsScreen)
     await app.until(lambda: screen.state.local is not None and screen.predictions)
     await looked(app, screen)
     return screen
@@ -68,7 +67,14 @@ async def looked(app: RunningApp, screen: ModelsScreen) -> None:
     await app.until(known)
 
 
-async def type_in(app: RunningApp, text: str) -> None:
-    box = app.app.screen.query_one("#filter", Input)
-    box.value = text
-    await app.until(lambda: app.app.screen.query_one("#filter", Input).value == text)
+async def type_in(app: RunningApp, text: str, key: str = "") -> None:
+    """Put a text into the box, and wait until the line with `key`, if any, is selected."""
+    app.app.screen.query_one("#filter", Input).value = text
+    await app.until(lambda: not key or marked(app) == key)
+
+
+async def mark(app: RunningApp, key: str) -> None:
+    """Select a line of the list once it is there."""
+    await app.until(lambda: key in keys(app))
+    list_of(app).mark(key)
+    await app.pilot.pause()

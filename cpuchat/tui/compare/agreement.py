@@ -33,20 +33,6 @@ class PlacesList(OptionList):
     """Lists the places that matter, those of A's answer before those of B's."""
 
     KEYS: ClassVar = "places"
-    DEFAULT_CSS = """
-    PlacesList {
-        border: round $border-blurred;
-        border-title-color: $hint;
-        border-title-style: none;
-        border-subtitle-color: $hint;
-        background: $background;
-        height: auto;
-        max-height: 12;
-        padding: 0 1;
-        scrollbar-size: 1 1;
-        &:focus { border: round $border; border-title-color: $foreground; }
-    }
-    """
 
     class Chosen(Message):
         """Go to this place (`place.character` of what was written, the reasoning first) in the answer of `side`."""

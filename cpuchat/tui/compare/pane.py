@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -60,9 +61,8 @@ class SidePane(Transcript):
     def __init__(self, index: int, name: str) -> None:
         super().__init__(id=f"side-{'ab'[index]}")
         self.index = index
-        self.name_line = f"{'AB'[index]}  {clean_line(name)}"
-        self.border_title = Content(self.name_line)
         self._label = clean_line(name)
+        self.border_title = Content(f"{'AB'[index]}  {self._label}")
         self._open = False
         self._written = False
         self._reading: PrefillProgress | None = None  # the newest event, of a prompt
@@ -166,8 +166,6 @@ def _settings_rows(path: Path) -> list[ListRow]:
 class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     """Returns the other side, or None."""
 
-    CSS_PATH = "other.tcss"
-
     def __init__(self, services: Services, model: Path) -> None:
         super().__init__()
         self._services, self._path = services, model
@@ -225,36 +223,30 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     @work(exclusive=True, group="choose")
     async def action_choose(self) -> None:
         key, navigation = self.marked_key, self._services.navigation
-        chosen, changes = self._path, dict[str, str]()
-        if not key:
-            return
+        chosen: Path | None = self._path
+        changes = dict[str, str]()
         if key.startswith("settings "):
             changes = _SETTINGS[int(key.removeprefix("settings "))][1]
-        elif key in (_DOWNLOAD, _QUANTIZE):
-            made: Path | None = None
-            if key == _DOWNLOAD:
-                made = await navigation.repository(self._repo)
-            elif self._model is not None:
-                made = await navigation.quantize(self._model)
-            if made is None:
-                self._read()
-                return
-            chosen = made
+        elif key == _DOWNLOAD:
+            chosen = await navigation.repository(self._repo)
+        elif key == _QUANTIZE and self._model is not None:
+            chosen = await navigation.quantize(self._model)
         else:
-            chosen = Path(key)
-        await self.dismiss_when_on_top(await run_in_daemon_thread(lambda: Side.of(chosen, changes)))
+            chosen = Path(key) if key else None
+        if chosen is not None:
+            await self.dismiss_when_on_top(await run_in_daemon_thread(partial(Side.of, chosen, changes)))
+        elif key:
+            self._read()
 
 
 class TablePane(VerticalScroll):
     """Shows all figures of the last prompt, and everything that is said about them."""
 
-    def __init__(self) -> None:
-        super().__init__(id="against")
-        self.border_title = "B against A"
-        self._table = Static(id="table")
+    BORDER_TITLE = "B against A"
 
-    def compose(self) -> ComposeResult:
-        yield self._table
+    def __init__(self) -> None:
+        self._table = Static()
+        super().__init__(self._table, id="against")
 
     def begin(self) -> None:
         """Clear the table: another prompt is being answered."""

@@ -48,7 +48,6 @@ class ReplayScreen(Dismissable[str], keys="replay"):
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        self.add_class("-staged")
         self._panes = [self.query_one(f"#side-{part}", Transcript) for part in "ab"]
         self._stage = self.query_one(Stage)
         self._stage.border_subtitle = Content(

@@ -16,9 +16,9 @@ from textual.worker import Worker
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
+from cpuchat.compare.comparison import Comparison, KeptComparison, Opened, Sides
 from cpuchat.compare.recording import Recording
-from cpuchat.compare.runner import Round, Side
+from cpuchat.compare.runner import Round
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.present import compare
@@ -52,9 +52,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
     AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
 
-    def __init__(
-        self, services: Services, sides: tuple[Side, Side], prompt: str = "", kept: Opened | None = None
-    ) -> None:
+    def __init__(self, services: Services, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         super().__init__()
         self._compositor = Painter()
         self._services = services
@@ -67,27 +65,23 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         if turns:
             self.comparison.restore(turns)
         self._first_prompt = prompt
-        self._panes: tuple[SidePane, SidePane]
+        self._panes = SidePane(0, sides[0].label), SidePane(1, sides[1].label)
+        self._stage, self._table = Stage(*self._keys, id="stage"), TablePane()
+        self._places = PlacesList(self.comparison.names, id="places")
+        self._prompt = PromptInput(self.submit, id="prompt")
+        self._prompt.border_title = "Prompt for both · Enter sends"
         self._left = False
         self._waits = False  # for quiet cores
         self._chosen: Path | None = None  # by the verdict
         self._agreeing: Worker[bool] | None = None
 
     def compose(self) -> ComposeResult:
-        a, b = self._panes = SidePane(0, self._sides[0].label), SidePane(1, self._sides[1].label)
         yield Static(id="tabs")
         with Horizontal(id="sides"):
-            yield a
-            yield b
-        yield Stage(*self._keys, id="stage")
-        yield TablePane()
-        yield PlacesList(self.comparison.names, id="places")
-        yield PromptInput(self.submit, id="prompt")
-        yield KeyFooter()
+            yield from self._panes
+        yield from (self._stage, self._table, self._places, self._prompt, KeyFooter())
 
     def on_mount(self) -> None:
-        self._prompt, self._stage = self.query_one(PromptInput), self.query_one(Stage)
-        self._prompt.border_title = "Prompt for both · Enter sends"
         self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
         self.action_front(0)
         for pane in self._panes:
@@ -192,7 +186,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             return
         for pane, answer in zip(self._panes, last.answers, strict=True):
             pane.show_agreement(found, answer)
-        self.query_one(PlacesList).show(found)
+        self._places.show(found)
         self._stage.conclude(found)
         self._choose()
 
@@ -204,7 +198,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         if comparison.running is not None or not self.has_widgets:
             return
         turn = comparison.turns[-1]
-        self.query_one(TablePane).show(comparison, *self._keys)
+        self._table.show(comparison, *self._keys)
         if (found := compare.choice(comparison, turn)) is not None:
             self._chosen, (first, second) = Path(self._sides[found[0]].path), map(clean_line, found[1])
             self._stage.conclude(turn.rounds[-1].agreement, f"{first} {self._key('use')} uses it for chats.\n{second}")
@@ -224,7 +218,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         for pane in self._panes:
             pane.begin(before, prompt)
         if not repeats:
-            self.query_one(TablePane).begin()
+            self._table.begin()
         self._timer.resume()
         self.call_later(self.refresh_bindings)
         try:
@@ -298,14 +292,12 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
     def action_use(self) -> None:
         self._leave(self._chosen)
 
-    def _leave(self, chosen: Path | None = None) -> None:
-        async def leave() -> None:
-            await self._services.close_comparison()
-            await self.dismiss_when_on_top(chosen)
-
+    @work
+    async def _leave(self, chosen: Path | None = None) -> None:
         if not self._left:
             self._left = True
-            self.run_worker(leave())
+            await self._services.close_comparison()
+            await self.dismiss_when_on_top(chosen)
 
     def _refuse_while_busy(self) -> bool:
         if self.busy:
@@ -344,7 +336,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         turns = self.comparison.turns
         measured = bool(turns and turns[-1].rounds)
         self.set_class(measured, "-measured", "-staged")
-        self.query_one(TablePane).show(self.comparison, *self._keys)
+        self._table.show(self.comparison, *self._keys)
         if not measured:
             return
         recording = Recording.of(self.comparison, turns[-1])
@@ -392,10 +384,10 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "use":
-            return self.is_mounted and self._chosen is not None and not self.has_class("-asking")
+            return self._chosen is not None and not self.has_class("-asking")
         if action == "wait":
-            return self.is_mounted and not self._waits and bool(self.comparison.turns) and not self.has_class("-asking")
-        if action in ("next", "repeat", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
+            return not self._waits and bool(self.comparison.turns) and not self.has_class("-asking")
+        if action in ("next", "repeat", "agreement"):
             return None if self.busy else True
         return True
 
@@ -416,7 +408,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
                 self.notify(clean_line(reason), markup=False)
             return
         self.add_class("-places")
-        self.query_one(PlacesList).focus()
+        self._places.focus()
 
     @on(PlacesList.Chosen)
     def _place_chosen(self, event: PlacesList.Chosen) -> None:

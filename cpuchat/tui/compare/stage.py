@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from textwrap import wrap
 from time import monotonic
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
@@ -42,14 +42,13 @@ _STEPS: Line = [("■", "same"), (" agrees  ", "label"), ("□ close", "changed"
 _MAX_BAR, _MAX_NAME, _LABEL, _RATE = 24, 22, 17, 12
 
 
-class Scene:
+class Scene(NamedTuple):
     """A recording with what drawing it takes. `say` is the sentence; the strip shows the `agreement` on A's answer,
     once that is known."""
 
-    def __init__(self, recording: Recording, say: str = "", agreement: Agreement | None = None) -> None:
-        self.recording = recording
-        self.say = say
-        self.agreement = agreement
+    recording: Recording
+    say: str = ""
+    agreement: Agreement | None = None
 
     def rows(self, at_ms: float, width: int) -> list[Line]:
         """Draw the state `at_ms` after the first token; as many rows whatever the time."""
@@ -187,9 +186,7 @@ class Stage(Widget):
     A replay is at real speed, but takes neither more than 8 s nor less than 2.5 s; the title says so.
     """
 
-    PARTS: ClassVar[tuple[str, ...]] = (
-        "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "changed", "parted",
-    )  # fmt: skip
+    PARTS: ClassVar = ("a", "b", "a-ratio", "b-ratio", "label", "value", "same", "changed", "parted")
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
     MAX_S, MIN_S = 8.0, 2.5
     FRAMES_PER_S = 15

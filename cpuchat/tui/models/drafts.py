@@ -15,16 +15,10 @@ from cpuchat.base.errors import CpuchatError, HubError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import load_catalog
-from cpuchat.models.drafts.candidates import (
-    DraftCandidate,
-    candidates,
-    check,
-    model_of,
-    recommended,
-)
+from cpuchat.models.drafts.candidates import DraftCandidate, candidates, check, model_of, recommended
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
+from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import known_as, read_model
-from cpuchat.models.library.places import LocalModel
 from cpuchat.models.ollama import ollama_name
 from cpuchat.present import models
 from cpuchat.present.table import ListRow
@@ -64,8 +58,6 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
 
     Returns its file if it has to be loaded again, else None.
     """
-
-    CSS_PATH = "draft_models.tcss"
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -125,9 +117,9 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
             return heads_of(self._services.hub.repository(repo), found) if repo else []
         return []
 
-    def _is_loaded(self, model: DraftCandidate | LocalModel) -> bool:
-        name = (model.path is not None and ollama_name(model.path)) or model.name
-        return bool(name) and (name, model.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
+    def _is_loaded(self, candidate: DraftCandidate) -> bool:
+        name = (candidate.path is not None and ollama_name(candidate.path)) or candidate.name
+        return bool(name) and (name, candidate.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
 
     def _put(self, *candidates: DraftCandidate) -> None:
         self.candidates = (self.candidates or {}) | {candidate.spec: candidate for candidate in candidates}
@@ -163,23 +155,16 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
 
     @on(ModelList.Chosen)
     def action_use(self) -> None:
-        candidate = self.marked
-        if not self.marked_key:
-            return
-        if candidate is None:
-            self._use(self.marked_key)
-        elif candidate.verdict is not None and not candidate.verdict.ok:
-            self.warn(f"{candidate.name} cannot be the draft model: {candidate.verdict.reason}.")
-        elif candidate.path is None:
-            self._fetch(candidate)
-        elif candidate.verdict is None:
-            self.warn(f"{candidate.name} is still being checked.")
-        else:
-            self._use(candidate.spec)
-
-    def _use(self, wanted: str) -> None:
-        self._services.use_draft_model(self._target, wanted)
-        self.dismiss(self._target)
+        match self.marked:
+            case DraftCandidate(verdict=Compatibility(ok=False, reason=reason), name=name):
+                self.warn(f"{name} cannot be the draft model: {reason}.")
+            case DraftCandidate(path=None) as candidate:
+                self._fetch(candidate)
+            case DraftCandidate(verdict=None, name=name):
+                self.warn(f"{name} is still being checked.")
+            case _ if self.marked_key:
+                self._services.use_draft_model(self._target, self.marked_key)
+                self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")
     async def _fetch(self, candidate: DraftCandidate) -> None:

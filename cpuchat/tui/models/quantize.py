@@ -39,8 +39,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     closed.
     """
 
-    CSS_PATH = "quantize.tcss"
-
     def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
         self._services, self._model = services, model

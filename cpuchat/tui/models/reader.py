@@ -23,7 +23,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
 from cpuchat.present.models import head_words
 from cpuchat.session.attachments import completions, start_folder
-from cpuchat.tui.models.entries import FOLDER, ModelDetails, ServerEntry, Subject, TypedPath, problem_at, typed_path
+from cpuchat.tui.models.entries import FOLDER, ModelDetails, ServerEntry, Subject, TypedPath, problem_at
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
@@ -44,22 +44,14 @@ class ModelsReader:
     def local_models(self) -> list[LocalModel]:
         return self.library.local_models()
 
-    def typed(self, text: str) -> TypedPath:
-        """Return what is at a typed path; the models below it are left to `models_below`."""
-        path = typed_path(text)
-        if path is None:
-            return TypedPath(text)
+    def typed(self, text: str, path: Path) -> TypedPath:
+        """Return what is at the path that was typed as `text`, but for the models below a folder."""
         problem = problem_at(path)
         begun = f"{text.rstrip('/')}/" if problem == FOLDER else text
         marks = (mark.removeprefix("@").strip('"') for mark in completions(f"@{begun}", start_folder()))
         shown = tuple(one for one in marks if one.endswith("/") or one.lower().endswith(".gguf"))
         is_known = problem == FOLDER and any(is_inside(path, one) for one in self.library.folders)
         return TypedPath(text, problem, None, shown, is_known)
-
-    def models_below(self, text: str) -> tuple[LocalModel, ...]:
-        """Return the models below a typed folder: of very many, some."""
-        path = typed_path(text)
-        return tuple(self.library.in_folder(path)) if path is not None else ()
 
     def server_urls(self) -> list[str]:
         """Return the servers of the settings, those that run here, and that of the loaded model, each once."""

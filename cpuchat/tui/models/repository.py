@@ -87,15 +87,13 @@ class RepositoryState:
         here, denied = {**self.here, **done}, self._denied
 
         def entry(model: RepoModel) -> RepositoryEntry:
-            key, prediction, problem = key_of(model), None, None
+            key = key_of(model)
             path, judged = here.get(key), self.judged.get(key, denied)
-            if isinstance(judged, CpuchatError):
-                problem = judged
-            else:
-                prediction = judged
+            problem = judged if isinstance(judged, CpuchatError) else None
+            prediction = judged if not isinstance(judged, CpuchatError) else None
             if prediction is None and model.kind == "model" and self.judged:  # else no header was asked for yet
-                prediction = self.expected.get(key)
-                prediction = prediction or estimate(model.size, self.machine, quantization=model.quantization)
+                known = self.expected.get(key)
+                prediction = known or estimate(model.size, self.machine, quantization=model.quantization)
             return RepositoryEntry(
                 model,
                 path=path,
@@ -166,9 +164,6 @@ def predict_model(
 
 class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     """Returns a file to load, or None. Shows the listing first (`state`, or the `problem`); fit and speed fill in."""
-
-    CSS_PATH = "repository.tcss"
-    MARKED_ACTIONS = ("choose", "hold")
 
     def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:
         """`quantization`: the one to select first."""
@@ -247,6 +242,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         if self.problem is not None:
             rows = [("problem", self.problem.message), ("what to do", self.problem.hint)]
         self.show_details(rows, "About")
+        self.refresh_bindings()
         # One header at a time: a large vocabulary is megabytes to download. Until they are selected, the others are
         # estimated from those that were read.
         model = self.state.to_judge(self.marked_key) if self.state is not None else None
@@ -257,7 +253,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action not in self.MARKED_ACTIONS or not self.is_mounted:
+        if action not in ("choose", "hold") or not self.is_mounted:
             return True
         entry = self.marked
         if entry is None:

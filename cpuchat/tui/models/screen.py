@@ -26,7 +26,6 @@ from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
 from cpuchat.present import downloads
 from cpuchat.present.models import doubt, verdict
-from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.tui.models import entries
 from cpuchat.tui.models.entries import (
@@ -86,7 +85,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     `state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in.
     """
 
-    CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
     list_title = "Models"
 
@@ -103,7 +101,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self.machine: Machine | None = None
         self.predictions: dict[str, Prediction] = {}
         self.details: dict[str, ModelDetails] = {}
-        self._model: ModelInfo | None = None
         self._current: set[str] = set()  # keys of details that need not be read again
         self._entries: dict[str, ModelListEntry] = {}
         self._details_timer: Timer | None = None
@@ -122,7 +119,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     def on_mount(self) -> None:
         self.services.downloading.changed.subscribe(self, self._download_changed)
         self.services.quantizing.changed.subscribe(self, lambda made: self._read_files() if made else None)
-        self._model = self.services.conversation.model
         self.set_interval(_LOADED_SECONDS, self._follow_load)
         if self._at_downloads:
             self._wanted = self._newest_download()
@@ -199,8 +195,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     def _follow_load(self) -> None:
         """Update when the load that ran as this screen opened has ended."""
         model = self.services.conversation.model
-        if model is not self._model:
-            self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
+        if model != self.reader.loaded:
+            self.reader = dataclasses.replace(self.reader, loaded=model)
             self.refresh_models()  # it frees memory, and may lie in a folder that was not searched
             self.state_changed()
 
@@ -282,11 +278,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             search = HubSearch(query, problem=error.message, hint=error.hint)
         self._update(search=search)
 
-    def leave_search(self) -> None:
-        """Forget the search and what it found."""
-        self.workers.cancel_group(self, "search")
-        self._update(search=None)
-
     # List
 
     @property
@@ -297,17 +288,17 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     def _typed(self) -> None:
         self.listed.moved = False  # other words, another first line
         self.state_changed()
-        if typed_path(self._text.strip()) is not None:
-            self._read_typed(self._text.strip())
+        if (path := typed_path(self._text)) is not None:
+            self._read_typed(self._text.strip(), path)
 
     @work(exclusive=True, group="typed")
-    async def _read_typed(self, text: str) -> None:
-        typed = await run_in_daemon_thread(lambda: self.reader.typed(text))
+    async def _read_typed(self, text: str, path: Path) -> None:
+        typed = await run_in_daemon_thread(lambda: self.reader.typed(text, path))
         self._update(typed=typed)
         if typed.problem == entries.FOLDER:
             await asyncio.sleep(_READ_AFTER)
-            models = await run_in_daemon_thread(lambda: self.reader.models_below(text))
-            self._update(typed=dataclasses.replace(typed, models=models))
+            models = await run_in_daemon_thread(lambda: self.reader.library.in_folder(path))  # of very many, some
+            self._update(typed=dataclasses.replace(typed, models=tuple(models)))
             self._predict_listed()
 
     def state_changed(self) -> None:
@@ -446,12 +437,11 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     def action_close(self) -> None:
         box, search = self.query_one("#filter", Input), self.state.search
-        if search is not None and search.running:
-            self.leave_search()
+        if search is not None and (search.running or not box.value):
+            self.workers.cancel_group(self, "search")
+            self._update(search=None)
         elif box.value:
             box.value = ""
-        elif search is not None:
-            self.leave_search()
         else:
             self.dismiss(None)
 

@@ -42,13 +42,8 @@ def bar(fraction: float, width: int, *peaks: float) -> list[tuple[str, str]]:
 
 
 def merged(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for text, kind in parts:
-        if found and found[-1][1] == kind:
-            found[-1] = (found[-1][0] + text, kind)
-        else:
-            found.append((text, kind))
-    return found
+    groups = itertools.groupby(parts, key=lambda part: part[1])
+    return [("".join(text for text, _ in group), kind) for kind, group in groups]
 
 
 def squeeze(values: Sequence[float], count: int) -> list[float]:

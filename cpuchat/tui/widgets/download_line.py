@@ -25,7 +25,6 @@ class ProgressLine(Widget):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"progress--dim", "progress--failed"}
     DEFAULT_CSS = """
     ProgressLine {
-        width: 100%;
         height: 1;
         &.-idle { display: none; }
         & > .progress--dim { color: $hint; }

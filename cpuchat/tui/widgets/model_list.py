@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from rich.cells import cell_len, chop_cells
@@ -41,7 +42,6 @@ class ModelList(ScrollView, can_focus=False):
     DEFAULT_CSS = """
     ModelList {
         overflow-x: hidden;
-        overflow-y: auto;
         scrollbar-size-vertical: 1;
         scrollbar-gutter: stable;
         & > .models--marked { color: $block-cursor-foreground; background: $block-cursor-background; }
@@ -256,11 +256,7 @@ class Labelled(ScrollView, can_focus=False):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"labelled--label"}
     DEFAULT_CSS = """
     Labelled {
-        width: 100%;
-        height: 1fr;
-        background: transparent;
         overflow-x: hidden;
-        overflow-y: auto;
         scrollbar-size-vertical: 1;
         scrollbar-gutter: stable;
         & > .labelled--label { color: $hint; }
@@ -306,15 +302,13 @@ class Labelled(ScrollView, can_focus=False):
         return self._lines[number] if number < len(self._lines) else Strip.blank(width, self.rich_style)
 
 
-_WIDE = 100  # cells
-
-
 class ListScreen(Dismissable[ScreenResultType], keys="list"):
     """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on."""
 
+    CSS_PATH = Path(__file__).with_name("model_list.tcss")
     AUTO_FOCUS = ""
     list_title = ""
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (_WIDE, "-wide")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
 
     def compose(self) -> ComposeResult:
         yield from self.compose_panes()
@@ -349,31 +343,17 @@ class ListScreen(Dismissable[ScreenResultType], keys="list"):
 
 
 class PanesScreen(ListScreen[ScreenResultType], keys="details"):
-    """A list, and a `Labelled` about the selected line beside it, or below it on narrow terminals.
-
-    Keys scroll that, as it never has the focus.
-
-    `MARKED_ACTIONS`: actions whose `check_action` depends on the selected line.
+    """A list, and a `Labelled` about the selected line beside it, or below it on narrow terminals. Keys scroll that, as
+    it never has the focus.
     """
-
-    MARKED_ACTIONS: ClassVar[tuple[str, ...]] = ()
-    _enabled: Sequence[bool | None] = ()
 
     def action_scroll_details(self, lines: int) -> None:
         self.query_one(Labelled).scroll_relative(y=lines, animate=False)
 
     def show_details(self, rows: Iterable[tuple[str, str]], title: str) -> None:
-        """Show labels and texts, cleaned, in the frame of this title.
-
-        Enables what can be done with the selected line.
-        """
-        pane = self.query_one("#about")
-        pane.border_title = Content(clean_line(title))
+        """Show labels and texts, cleaned, in the frame of this title."""
+        self.query_one("#about").border_title = Content(clean_line(title))
         self.query_one(Labelled).show([(label, clean_line(text)) for label, text in rows])
-        enabled = [self.check_action(action, ()) for action in self.MARKED_ACTIONS]
-        if enabled != self._enabled:  # this lays the footer out again
-            self._enabled = enabled
-            self.refresh_bindings()
 
     def compose_panes(self) -> ComposeResult:
         with Horizontal(id="panes"):

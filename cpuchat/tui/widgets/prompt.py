@@ -162,9 +162,7 @@ class PromptInput(TextArea):
             self.move_cursor(edge)
 
     def action_older(self) -> None:
-        if self.move_completion(-1):
-            return
-        if not self.text and self.recall():
+        if self.move_completion(-1) or (not self.text and self.recall()):
             return
         if self.selection.is_empty and self.navigator.is_first_wrapped_line(self.cursor_location):
             self._go(self._position - 1)

@@ -238,9 +238,7 @@ class FormScreen(Dismissable[ScreenResultType]):
 
     CSS_PATH = Path(__file__).with_name("setting_rows.tcss")
     AUTO_FOCUS = "SettingRow .editor"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
-        (0, "-tiny"), (72, "-narrow"), (114, "-wide"),
-    ]  # fmt: skip
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (72, "-narrow"), (114, "-wide")]
     saving = False
     """What was changed is being saved: the form stays open."""
 

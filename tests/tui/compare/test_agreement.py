@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, ScoredToken, UnlikelyWord
 from cpuchat.compare.runner import SideAnswer
+from cpuchat.tui.compare import agreement
 from cpuchat.tui.compare.agreement import PlacesList, heat
 from cpuchat.tui.markdown.message_view import AGREES
 from tests.support.recorded import agreed_answer
@@ -13,15 +16,15 @@ NAMES = ("Q8_0", "Q4_K_M")
 TEXT = "Each weight is fetched once and used for every token."
 
 
-def place(word: str, top: str, p_other: float, text: str = TEXT) -> UnlikelyWord:
-    at = text.index(word)
+def place(word: str, top: str, p_other: float) -> UnlikelyWord:
+    at = TEXT.index(word)
     return UnlikelyWord(
-        token=at, character=at, before=text[:at], text=word, p=0.62, p_other=p_other, top=top, p_top=0.71
+        token=at, character=at, before=TEXT[:at], text=word, p=0.62, p_other=p_other, top=top, p_top=0.71
     )  # fmt: skip
 
 
-def token(word: str, p_other: float, rank: int, text: str = TEXT) -> ScoredToken:
-    at = text.index(word)
+def token(word: str, p_other: float, rank: int) -> ScoredToken:
+    at = TEXT.index(word)
     return ScoredToken(at, at + len(word), 0.62, p_other, rank, 0.4, " x", 0.71)
 
 
@@ -29,14 +32,12 @@ def agreed(*places: UnlikelyWord, tokens: tuple[ScoredToken, ...] = ()) -> Answe
     return agreed_answer(1 - len(places) / 10, *places, tokens=tokens)
 
 
-def agreement(a: AnswerAgreement, b: AnswerAgreement) -> Agreement:
-    return Agreement(answers=(a, b))
-
-
 TOKENS = (token("fetched", 0.04, 3), token("used", 0.3, 2), token("every", 0.9, 1))
-BOTH = agreement(
-    agreed(place("fetched", "read", 0.04), place("every", "all", 0.003), tokens=TOKENS),
-    agreed(place("used", "kept", 0.08)),
+BOTH = Agreement(
+    answers=(
+        agreed(place("fetched", "read", 0.04), place("every", "all", 0.003), tokens=TOKENS),
+        agreed(place("used", "kept", 0.08)),
+    )
 )
 
 
@@ -45,7 +46,7 @@ class ListApp(HostApp):
 
     def __init__(self, agreed: Agreement) -> None:
         self.listed = PlacesList(NAMES)
-        super().__init__(self.listed)
+        super().__init__(self.listed, css=Path(agreement.__file__).with_name("compare.tcss").read_text())
         self.listed.show(agreed)
         self.posted: list[tuple[int, UnlikelyWord]] = []
 
@@ -82,11 +83,11 @@ async def test_enter_posts_the_side_and_the_place() -> None:
 
 
 async def test_without_places_nothing_is_posted() -> None:
-    app = ListApp(agreement(agreed(), agreed()))
+    app = ListApp(Agreement(answers=(agreed(), agreed())))
     async with app.run_test(size=(100, 12)) as pilot:
         await pilot.press("enter")
         await pilot.pause()
         assert app.posted == []
         assert app.listed.get_option_at_index(0).prompt == "No place matters."
-        app.listed.show(agreement(agreed(tokens=TOKENS[1:]), agreed()))  # "used" is a close second choice
+        app.listed.show(Agreement(answers=(agreed(tokens=TOKENS[1:]), agreed())))  # "used" is a close second choice
         assert "□ at least 10 %" in str(app.listed.get_option_at_index(0).prompt)

@@ -19,7 +19,6 @@ from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
-from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, faster, scripted, scripted_side
@@ -51,13 +50,22 @@ async def test_the_screen_in_each_size_the_table_and_the_way_back() -> None:
         await app.shows(COMPARISON)
 
 
-async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
-    gates = [Gate(), Gate()]
+async def test_the_side_that_runs_is_in_front_and_the_stage_says_what_it_does() -> None:
+    loading, reading, *gates = (Gate() for _ in range(4))
+    load: list[Step] = [LoadProgress(phase="reading", done=1, total=2), loading, ModelLoaded(model=Q4)]
+    part = PrefillProgress(request_id=1, processed=21, total=42, cache_n=0)
+    a, b = (answer(f"{side} writes this", gate=gate) for side, gate in zip("AB", gates, strict=True))
     sides = [
-        scripted_side(answer("A writes this", gate=gates[0]), model=Q8),
-        scripted_side(answer("B writes that", gate=gates[1]), model=Q4),
+        scripted_side([part, reading, *a], model=Q8),
+        ScriptedBackend([answer("Hi"), b], load_steps=load, model=Q4),
     ]
     async with comparing(sides, size=(80, 24)) as app:
+        await app.until(loading.reached.is_set)
+        await app.shows("Q4_K_M is loading.", "50 %")
+        loading.open()
+        await app.until(reading.reached.is_set)
+        await app.shows("Q8_0 reads the prompt", "21 of 42 tokens")
+        reading.open()
         for gate, here, away in ((gates[0], "A writes", "B writes"), (gates[1], "B writes", "A writes")):
             await app.until(gate.reached.is_set)
             await app.shows(here)
@@ -68,25 +76,6 @@ async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
         assert "A writes this" in app.screen_text
 
 
-async def test_the_side_that_loads_is_in_front_and_the_stage_says_what_runs() -> None:
-    loading, reading = Gate(), Gate()
-    load: list[Step] = [LoadProgress(phase="reading", done=1, total=2), loading, ModelLoaded(model=Q4)]
-    part = PrefillProgress(request_id=1, processed=21, total=42, cache_n=0)
-    first = answer(TEXTS[0])
-    sides = [
-        scripted_side([part, reading, *first], model=Q8),
-        ScriptedBackend([answer("Hi"), answer(TEXTS[1])], load_steps=load, model=Q4),
-    ]
-    async with comparing(sides, size=(80, 24)) as app:
-        await app.until(loading.reached.is_set)
-        await app.shows("Q4_K_M is loading.", "50 %")
-        loading.open()
-        await app.until(reading.reached.is_set)
-        await app.shows("Q8_0 reads the prompt", "21 of 42 tokens")
-        reading.open()
-        await app.done()
-
-
 async def test_answers_of_one_token_are_too_short_for_a_verdict() -> None:
     sides = [scripted_side(answer("Yes"), model=Q8), scripted_side(answer("No"), model=Q4)]
     async with comparing(sides, size=WIDE) as app:
@@ -94,36 +83,22 @@ async def test_answers_of_one_token_are_too_short_for_a_verdict() -> None:
         await app.shows("Too short for a verdict")
 
 
-async def test_next_prompt_repeat_and_medians() -> None:
-    async with comparing() as app:
-        await app.done()
-        await app.press("ctrl+r")
-        await app.done()
-        assert "round 2" in app.screen_text
-        await app.press("ctrl+r")
-        await app.done()
-        assert "1.49× (1.43–1.56, 3 rounds)" in app.screen_text
-        await app.press("t")
-        assert "medians of 3 rounds" in app.screen_text
-        assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
-
-        await app.press("n", *"And", "enter")
-        await app.done()
-        for side in app.sides:
-            asked = [message.content for message in side.requests[-1].messages if message.role == "user"]
-            assert asked == [PROMPT, "And"] and side.requests[-1].sampling.temperature == 0
-
-
-async def test_the_table_has_no_figures_of_an_earlier_prompt() -> None:
+async def test_repeats_and_medians_and_the_next_prompt_with_a_table_of_its_own() -> None:
     gate = Gate()
     sides = [
-        scripted_side(answer(TEXTS[0]), answer("And this", gate=gate), model=Q8),
-        scripted_side(answer(TEXTS[1]), answer("And that"), model=Q4),
+        scripted_side(*[answer(TEXTS[0])] * 3, answer("And this", gate=gate), model=Q8),
+        scripted_side(*[faster(answer(TEXTS[1]), 1.49)] * 3, answer("And that"), model=Q4),
     ]
     async with comparing(sides) as app:
         await app.done()
+        for told in ("round 2", "1.49× (1.43–1.56, 3 rounds)"):
+            await app.press("ctrl+r")
+            await app.done()
+            assert told in app.screen_text
         await app.press("t")
-        assert "bytes per token" in app.screen_text
+        assert "medians of 3 rounds" in app.screen_text and "bytes per token" in app.screen_text
+        assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
+
         await app.press("n", *"And", "enter")
         await app.until(gate.reached.is_set)
         await app.shows("No figures of this prompt yet.")
@@ -131,6 +106,9 @@ async def test_the_table_has_no_figures_of_an_earlier_prompt() -> None:
         gate.open()
         await app.done()
         assert "bytes per token" in app.screen_text
+        for side in app.sides:
+            asked = [message.content for message in side.requests[-1].messages if message.role == "user"]
+            assert asked == [PROMPT, "And"] and side.requests[-1].sampling.temperature == 0
 
 
 async def test_escape_stops_and_keeps_what_is_written_and_quitting_ends_both_workers() -> None:
@@ -193,9 +171,7 @@ async def test_escape_while_an_agreement_stops_for_a_repeat_leaves(monkeypatch: 
         assert not app.app.crash
 
 
-async def test_a_disturbed_round_gets_no_verdict_and_w_waits_for_quiet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_disturbed_round_gets_no_verdict_and_w_waits_for_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     def disturbed(text: str) -> list[Step]:
         steps = answer(text)
         last: Any = steps[-1]
@@ -329,9 +305,7 @@ async def test_one_key_compares_the_demo_with_its_other_quantization() -> None:
         await app.ready()
         app.app.services.new_backend = lambda: ScriptedBackend()
         await app.press("ctrl+l")
-        await app.opens(CompareScreen)
-        screen = app.app.screen
-        assert isinstance(screen, CompareScreen)
+        screen = await app.opens(CompareScreen)
         assert screen.comparison.names == ("Q8_0", "Q4_K_M")
         await app.until(lambda: screen.comparison.turns and not screen.busy)
 
@@ -347,15 +321,12 @@ async def test_any_other_model_is_compared_with_what_is_chosen(readable: bool, m
         await app.ready()
         app.app.services.new_backend = lambda: ScriptedBackend()
         await app.press("3", "enter")  # a question of an empty chat
-        await app.opens(OtherSideScreen)
+        listed = (await app.opens(OtherSideScreen)).listed
         assert app.prompt.text == ""
-        listed = app.app.screen.query_one(ModelList)
         await app.until(lambda: any(row.key == "settings 0" for row in listed.rows))
         assert "quantize" not in [row.key for row in listed.rows]  # of what is no file with more bits
         listed.mark("settings 1")
         await app.press("enter")
-        await app.opens(CompareScreen)
-        screen = app.app.screen
-        assert isinstance(screen, CompareScreen)
+        screen = await app.opens(CompareScreen)
         assert screen.comparison.sides[1] == Side(path=MODEL.path, changes={"kv": "q8_0"})
         await app.until(lambda: screen.query_one(PromptInput).has_focus)  # nothing was asked yet

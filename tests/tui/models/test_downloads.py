@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from textual.screen import Screen
-from textual.widgets import Input
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.client import Hub
@@ -19,7 +18,7 @@ from cpuchat.tui.widgets.download_line import DownloadLine
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.downloads import REPO, ShownDownloads, download, left_by_the_last_run, model
 from tests.support.hub_server import Fault, Gate, HubServer
-from tests.support.models_screen import keys, marked, opened_shelf
+from tests.support.models_screen import mark, marked, opened_shelf
 from tests.support.scripted_backend import ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 
@@ -51,23 +50,20 @@ def text(app: RunningApp) -> str:
     return line(app).line(line(app).size.width).plain
 
 
-async def opened(app: RunningApp, mark: Download | None = None) -> ModelsScreen:
+async def opened(app: RunningApp) -> ModelsScreen:
     await app.ready()
     await app.press("ctrl+g")
-    await app.opens(ModelsScreen)
-    screen = app.app.screen
-    assert isinstance(screen, ModelsScreen)
-    if mark is not None:
-        await select(app, mark)
-    return screen
+    return await app.opens(ModelsScreen)
 
 
 async def select(app: RunningApp, download: Download) -> None:
-    screen = app.app.screen
-    assert isinstance(screen, ModelsScreen)
-    await app.until(lambda: f"download {download.id}" in keys(app))
-    screen.listed.mark(f"download {download.id}")
-    await app.until(lambda: screen.entry is not None and screen.entry.key == f"download {download.id}")
+    await mark(app, f"download {download.id}")
+
+
+async def asked_to_cancel(app: RunningApp) -> None:
+    await app.press("delete")
+    question = await app.opens(ChoiceScreen)
+    await app.until(lambda: question.focused is not None)
 
 
 async def test_the_line_follows_the_downloads_in_any_width_and_is_told_of_changes_at_once() -> None:
@@ -129,7 +125,8 @@ async def test_progress_is_gathered_and_never_causes_a_layout(monkeypatch: pytes
 
     monkeypatch.setattr(Screen, "_refresh_layout", counted)
     async with running(downloads=shown.opener) as app:
-        await opened(app, RUNS)
+        await opened(app)
+        await select(app, RUNS)
         while layouts:
             layouts.clear()
             await app.pilot.pause()
@@ -174,8 +171,7 @@ async def test_enter_pauses_resumes_and_retries_del_cancels_and_what_came_is_sel
             (ALL[1], ("right", "enter"), "1.0 GB of 8.1 GB", (ALL[1].id, "cancel", True)),
         ):
             await select(app, one)
-            await app.press("delete")
-            await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and app.app.screen.focused is not None)
+            await asked_to_cancel(app)
             assert size in app.screen_text
             await app.press(*pressed)
             await app.until(lambda: app.app.screen is screen)
@@ -196,48 +192,25 @@ async def test_enter_pauses_resumes_and_retries_del_cancels_and_what_came_is_sel
             if path == cut:
                 await app.told("cut")
                 assert app.app.screen is screen and len(app.backend.loads) == 1
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == tiny_model and app.app.screen is app.chat
-
-
-# Real transfers
-
-NAME = "tiny-F32.gguf"
-
-
-async def started(app: RunningApp, hub: HubServer, content: Path) -> Gate:
-    """Start the download of `content` from the server, which stops at the gate; wait until a part has come."""
-    await app.ready()
-    hub.add("tiny/tiny-GGUF", {NAME: content})
-    repository = Hub().repository("tiny/tiny-GGUF")
-    hub.fault("tiny/tiny-GGUF", NAME, Fault(gate=(gate := Gate(at=200_000))))
-    app.app.services.downloading.start(repository.id, repository.revision, repository.models[0])
-    await app.until(lambda: one(app).done > 0)
-    return gate
-
-
-def one(app: RunningApp) -> Download:
-    (download,) = app.app.services.downloading.all()
-    return download
-
-
-def went_on(hub: HubServer) -> bool:
-    """Return whether the last request asked for what was missing, not for all of it."""
-    last = [request for request in hub.requests if request.file == NAME and request.status == 206][-1]
-    return int(last.range.removeprefix("bytes=").partition("-")[0]) > 0
+        assert (await app.loaded(2))[0] == tiny_model and app.app.screen is app.chat
 
 
 async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add("tiny/tiny-GGUF", {"tiny-F32.gguf": tiny_model})
+    repository = Hub().repository("tiny/tiny-GGUF")
+    hub_server.fault("tiny/tiny-GGUF", "tiny-F32.gguf", Fault(gate=(gate := Gate(at=200_000))))
     async with running() as app:
-        gate = await started(app, hub_server, tiny_model)
+        await app.ready()
+        downloading = app.app.services.downloading
+        downloading.start(repository.id, repository.revision, repository.models[0])
+        await app.until(lambda: downloading.all()[0].done > 0)
     gate.open()
     async with running() as app:
-        await app.until(lambda: app.app.services.downloading.all() and one(app).state == "done")
-        assert Path(one(app).path).read_bytes() == tiny_model.read_bytes()
-    assert went_on(hub_server)
-
-
-# Pictures
+        downloads = app.app.services.downloading.all
+        await app.until(lambda: [one.state for one in downloads()] == ["done"])
+        assert Path(downloads()[0].path).read_bytes() == tiny_model.read_bytes()
+    resumed = [request for request in hub_server.requests if request.file == "tiny-F32.gguf" and request.status == 206]
+    assert int(resumed[-1].range.removeprefix("bytes=").partition("-")[0]) > 0  # what was missing, not all of it
 
 
 async def test_snapshots(tmp_path: Path) -> None:
@@ -248,10 +221,7 @@ async def test_snapshots(tmp_path: Path) -> None:
         await app.until(lambda: line(app).display)
         await app.pilot.pause()
         await snapshot(app.app, "chat-downloading-80x24")
-        screen = await opened_shelf(app, tmp_path)
-        screen.query_one("#filter", Input).cursor_blink = False
+        await opened_shelf(app, tmp_path)
         await select(app, ALL[5])
-        await app.press("delete")
-        await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and app.app.screen.focused is not None)
-        await app.pilot.pause()
+        await asked_to_cancel(app)
         await snapshot(app.app, "downloads-cancel-80x24")

@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.models import drafts as draft_choice
 from cpuchat.tui.models.drafts import DraftModelsScreen
-from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.widgets.model_list import ModelList
+from tests.support import models_screen
 from tests.support.chat_app import RunningApp, running
 from tests.support.downloads import ShownDownloads, model
 from tests.support.head_files import tap_head_file
 from tests.support.hub_server import HubServer
+from tests.support.models_screen import list_of, mark
 from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -32,47 +30,26 @@ LOADED = msgspec.structs.replace(
 HUB_REPO = "maker/Hub-Draft-GGUF"
 
 
-pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
-
-
-def backend(model: ModelInfo = LOADED) -> ScriptedBackend:
-    return ScriptedBackend(model=model)
-
-
 def states(app: RunningApp) -> dict[str, str]:
     """Return the list's text about each candidate, by its key."""
-    rows = app.app.screen.query_one(ModelList).rows
-    return {row.key: row.columns[2] for row in rows if row.columns is not None}
+    return {row.key: row.columns[2] for row in list_of(app).rows if row.columns is not None}
 
 
 async def opened(app: RunningApp) -> DraftModelsScreen:
     """Open the screen and wait for all verdicts."""
-    await app.ready()
-    await app.press("ctrl+o")
-    await app.until(lambda: isinstance(app.app.screen, ModelsScreen) and app.app.screen.state.local is not None)
+    await models_screen.opened(app)
     await app.press("ctrl+l")
-    await app.opens(DraftModelsScreen)
-    screen = app.app.screen
-    assert isinstance(screen, DraftModelsScreen)
+    screen = await app.opens(DraftModelsScreen)
     await app.until(lambda: screen.candidates is not None and "checking…" not in states(app).values())
     return screen
 
 
-async def mark(app: RunningApp, key: str) -> None:
-    listed = app.app.screen.query_one(ModelList)
-    listed.move(-100)
-    while listed.marked != key:
-        await app.press("down")
-
-
-async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(tmp_path: Path) -> None:
     settings.update({"speculation": {"drafters": "suffix"}})
     demo = read_model(TARGET)
     other = write_tiny_gguf(tmp_path / "other.gguf")
     head = tap_head_file(tmp_path / "eagle3-demo-Q8_0.gguf", n_embd=demo.n_embd, layers=(0, 1, 2), tokens=None)
-    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
+    async with running(ScriptedBackend(model=LOADED), model=TARGET, folders=(tmp_path,)) as app:
         screen = await opened(app)
         assert states(app)[str(DRAFT)] == states(app)[str(head)] == "compatible"
         assert states(app)[str(other)] == "mismatch"
@@ -90,11 +67,8 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
         ):
             await mark(app, key)
             await app.press("enter")
-            await app.until(
-                lambda n=number: len(app.backend.loads) == n and app.app.screen is app.chat and not app.chat.busy
-            )
-            path, options = app.backend.loads[-1]
-            assert path == TARGET and options.draft_path == loaded
+            path, options = await app.loaded(number)
+            assert path == TARGET and options.draft_path == loaded and app.app.screen is app.chat
             await app.until(lambda key=key: key in (ChosenDrafts().of(TARGET), "auto"))
             await opened(app)
         assert settings.load().speculation.drafters == "auto"
@@ -116,14 +90,13 @@ def _name_a_draft_on_the_hub() -> None:
 async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: HubServer) -> None:
     hub_server.add(HUB_REPO, {"hub-draft-Q8_0.gguf": DRAFT})
     _name_a_draft_on_the_hub()
-    async with running(backend(), model=TARGET) as app:
+    async with running(ScriptedBackend(model=LOADED), model=TARGET) as app:
         await opened(app)
         key = f"{HUB_REPO}:Q8_0"
         assert states(app)[key] == "compatible"  # by its header, read from the hub
         await mark(app, key)
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        path, options = app.backend.loads[1]
+        path, options = await app.loaded(2)
         assert path == TARGET and options.draft_path.endswith("hub-draft-Q8_0.gguf")
         assert Path(options.draft_path).read_bytes() == DRAFT.read_bytes()
         await app.until(lambda: ChosenDrafts().of(TARGET) == options.draft_path)
@@ -133,7 +106,7 @@ async def test_a_download_is_used_when_it_has_come_if_it_can_be(tmp_path: Path) 
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(DRAFT.read_bytes()[:1000])
     shown = ShownDownloads()
-    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
+    async with running(ScriptedBackend(model=LOADED), model=TARGET, downloads=shown.opener) as app:
         await app.ready()
         services, waiting = app.app.services, []
         for quantization in ("Q4_0", "Q6_K", "Q8_0"):
@@ -150,13 +123,12 @@ async def test_a_download_is_used_when_it_has_come_if_it_can_be(tmp_path: Path) 
             await app.pilot.pause()
         assert len(app.backend.loads) == 1 and ChosenDrafts().of(TARGET) == ""
         shown.put(msgspec.structs.replace(good, state="done", path=str(DRAFT)))
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].draft_path == str(DRAFT)
+        assert (await app.loaded(2))[1].draft_path == str(DRAFT)
 
 
 async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> None:
     _name_a_draft_on_the_hub()
-    async with running(backend(), model=TARGET) as app:
+    async with running(ScriptedBackend(model=LOADED), model=TARGET) as app:
         await opened(app)
         key = f"{HUB_REPO}:Q8_0"
         assert states(app)[key] == "unknown" and states(app)[str(DRAFT)] == "compatible"
@@ -169,7 +141,7 @@ async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> N
 
 async def test_the_file_of_the_loaded_model_may_be_gone(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(LOADED, path=str(tmp_path / "gone.gguf"))
-    async with running(backend(gone), model=tmp_path / "gone.gguf") as app:
+    async with running(ScriptedBackend(model=gone), model=tmp_path / "gone.gguf") as app:
         screen = await opened(app)
         await app.until(lambda: "problem" in app.screen_text and "gone.gguf" in screen.problem)
         assert states(app) == {}

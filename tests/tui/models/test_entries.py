@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from cpuchat.models.catalog import Ranked, ranked
-from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.prediction import estimate
@@ -33,10 +32,6 @@ FULL = ModelListState(local=tuple(LOCAL), catalog=ranked(CATALOG.models, OUTLOOK
 
 def keys(sections: list[ModelListSection]) -> list[str]:
     return [entry.key for section in sections for entry in section.entries]
-
-
-def arriving(state: str = "running") -> Download:
-    return download(model("Q5_K_M", 5_444_831_232), 0.61, state=state)
 
 
 def test_what_is_here_comes_first_in_the_order_of_names_and_damaged_last() -> None:
@@ -73,9 +68,9 @@ def test_a_file_of_another_publisher_is_known_as_the_catalogs_model_in_its_quant
 
 
 def test_a_download_is_listed_until_it_is_done() -> None:
-    one = arriving("paused")
-    assert keys(ModelListState(downloads=(arriving("done"),)).sections("")) == []
-    assert keys(ModelListState(downloads=(one,)).sections("")) == [f"download {one.id}"]
+    paused, done = (download(model("Q5_K_M", 5_444_831_232), 0.61, state=state) for state in ("paused", "done"))
+    assert keys(ModelListState(downloads=(done,)).sections("")) == []
+    assert keys(ModelListState(downloads=(paused,)).sections("")) == [f"download {paused.id}"]
 
 
 def test_what_was_found_stays_while_more_is_typed() -> None:
@@ -153,7 +148,9 @@ def test_what_counts_as_a_path() -> None:
      ("/tmp/a\0b.gguf", "a path cannot contain a NUL character")],
 )  # fmt: skip
 def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str, tmp_path: Path) -> None:
-    (section,) = ModelListState(typed=shelf_reader(tmp_path).typed(text)).sections(text)
+    path = typed_path(text)
+    assert path is not None
+    (section,) = ModelListState(typed=shelf_reader(tmp_path).typed(text, path)).sections(text)
     assert isinstance(file := section.entries[0].subject, TypedFile)
     assert file.problem == problem
 

@@ -12,44 +12,36 @@ from tests.support.chat_app import SMALL, running
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.models_screen import REPO, about, keys, list_of, marked, opened, opened_shelf, type_in
 
-pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
-
-async def test_the_hub_is_searched_and_what_is_found_is_marked_and_can_be_opened(
-    hub_server: HubServer, tiny_model: Path
+async def test_what_is_found_is_marked_and_opened_and_links_are_opened_and_without_a_connection_it_says_what_to_do(
+    hub_server: HubServer, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
     hub_server.add("other/Thing-GGUF", {"thing.gguf": tiny_model})
     async with running(folders=(tiny_model.parent,), size=SMALL) as app:
-        await opened(app)
+        screen = await opened(app)
         await app.press(*"tiny")
         await app.until(lambda: tiny_model.name in marked(app))
         await app.press("ctrl+s")
         await app.until(lambda: marked(app) == f"hub {REPO}")
         assert REPO in app.screen_text and "hub other/Thing-GGUF" not in keys(app)
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
+        await app.opens(RepositoryScreen)
         await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.opens(ModelsScreen)
 
-
-async def test_enter_searches_for_what_is_not_here_opens_pasted_links_and_says_without_a_connection_what_to_do(
-    hub_server: HubServer, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
-    async with running() as app:
-        screen = await opened(app)
-        await app.press(*"zzz-unheard-of", "enter")
-        await app.until(lambda: screen.state.search is not None and not screen.state.search.running)
-        assert "no matches for “zzz-unheard-of”" in app.screen_text
+        await type_in(app, "zzz-unheard-of")
+        await app.press("enter")  # of what is not here, it searches
+        await app.shows("no matches for “zzz-unheard-of”")
         await type_in(app, f"{hub_server.endpoint}/{REPO}/tree/main")
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen) and REPO in app.screen_text)
+        await app.opens(RepositoryScreen)
+        await app.shows(REPO)
         await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.opens(ModelsScreen)
         await type_in(app, "https://example.com/a/b/c")
         await app.press("enter")
-        await app.until(lambda: any("is not a model repository" in notice for notice in app.notices))
+        await app.told("is not a model repository")
         assert isinstance(app.app.screen, ModelsScreen)
 
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -81,5 +73,5 @@ async def test_a_model_of_the_catalog_opens_its_repository(hub_server: HubServer
     async with running() as app:
         await opened_shelf(app, tmp_path)
         await app.press(*"gpt-oss", "enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
+        await app.opens(RepositoryScreen)
         await app.until(lambda: any("gpt-oss-20b-GGUF" in request.path for request in hub_server.requests))

@@ -27,8 +27,6 @@ from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
 
-pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
-
 
 async def test_real_files_are_listed_described_quantized_and_loaded(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(tiny_model.read_bytes()[:100])
@@ -42,8 +40,7 @@ async def test_real_files_are_listed_described_quantized_and_loaded(tmp_path: Pa
         for words in ("llama · 4k context", "KV 512 B per token of context", "GB free: fits", "used never"):
             assert words in about(app)
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][0].name == tiny_model.name and app.app.screen is app.chat
+        assert (await app.loaded(2))[0].name == tiny_model.name and app.app.screen is app.chat
 
 
 async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
@@ -105,20 +102,17 @@ async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
 async def test_a_pasted_path_is_quantized_and_loaded_and_enter_means_what_was_typed_before_it(tiny_model: Path) -> None:
     async with running() as app:
         screen = await opened(app)
-        await type_in(app, f"'{tiny_model}'")
-        await app.until(lambda: marked(app) == "file")
+        await type_in(app, f"'{tiny_model}'", "file")
         await app.press("f5")
         await app.opens(QuantizeScreen)
         await app.press("escape")
         await app.until(lambda: app.app.screen is screen)
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][0] == tiny_model
+        assert (await app.loaded(2))[0] == tiny_model
         await opened(app)
         for key in (*"demo-draft", "enter"):
             app.app.simulate_key(key)  # without waiting for the list
-        await app.until(lambda: len(app.backend.loads) == 3)
-        assert app.backend.loads[2][0].name == DEMO_FILES["demo-draft"]
+        assert (await app.loaded(3))[0].name == DEMO_FILES["demo-draft"]
 
 
 async def test_a_typed_folder_is_completed_listed_and_added(tmp_path: Path, tiny_model: Path) -> None:
@@ -141,8 +135,7 @@ async def test_a_typed_folder_is_completed_listed_and_added(tmp_path: Path, tiny
         await app.until(lambda: marked(app) == found and screen.query_one("#filter", Input).value == "")
         await app.until(lambda: app.app.services.settings.model.folders == [str(folder)])
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == mine
+        assert (await app.loaded(2))[0] == mine
 
 
 async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below_another_screen(
@@ -155,23 +148,20 @@ async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below
     async with running() as app:
         await opened(app)
         for path, why in ((cut, "is damaged"), (large, "Not enough memory")):
-            await type_in(app, str(path))
-            await app.until(lambda: marked(app) == "file")
+            await type_in(app, str(path), "file")
             await app.press("enter")
             await app.told(why)
             assert isinstance(app.app.screen, ModelsScreen)
         assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
 
         monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(180))
-        await type_in(app, str(tiny_model))
-        await app.until(lambda: marked(app) == "file")
+        await type_in(app, str(tiny_model), "file")
         await app.press("enter", "f1")
         await app.opens(HelpScreen)
         checked.set()
         await app.press("down")  # the check has ended when this is done
         await app.press("escape")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == tiny_model
+        assert (await app.loaded(2))[0] == tiny_model
 
 
 async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Path) -> None:
@@ -193,8 +183,7 @@ async def test_snapshots(tmp_path: Path, without_amx: None) -> None:
     arriving = download(model("Q5_K_M", 5_444_831_232), 0.61, state="running", speed=38e6, seconds_left=47.0)
     shown = left_by_the_last_run(arriving)
     async with running(size=SMALL, downloads=shown.opener) as app:
-        screen = await opened_shelf(app, tmp_path)
-        screen.query_one("#filter", Input).cursor_blink = False
+        await opened_shelf(app, tmp_path)
         await app.pilot.pause()
         await snapshot(app.app, "models-80x24")
         await app.pilot.resize_terminal(*WIDE)
@@ -205,9 +194,7 @@ async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
     async with running(size=SMALL) as app:
         app.app.theme = "cpuchat-light"
         screen = await opened_shelf(app, tmp_path)
-        screen.query_one("#filter", Input).cursor_blink = False
-        await type_in(app, "qwen2.5 7b")
-        await app.until(lambda: marked(app) == "catalog qwen2.5-7b")
+        await type_in(app, "qwen2.5 7b", "catalog qwen2.5-7b")
         failed = HubSearch("qwen2.5 7b", problem="Hugging Face cannot be reached.", hint="Check the connection.")
         screen.state = dataclasses.replace(screen.state, downloads=(), here=frozenset(), search=failed, on_servers=())
         screen.state_changed()

@@ -24,8 +24,6 @@ from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
 
-pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
-
 
 async def test_deleting_asks_says_what_is_freed_and_refuses_what_is_loaded_and_its_draft_model(tmp_path: Path) -> None:
     file, draft, mine = (write_tiny_gguf(tmp_path / f"{name}.gguf") for name in ("loaded", "beside", "mine"))
@@ -33,15 +31,13 @@ async def test_deleting_asks_says_what_is_freed_and_refuses_what_is_loaded_and_i
     async with running(ScriptedBackend(model=loaded), model=file, folders=(tmp_path,)) as app:
         await opened(app)
         for number, wanted in enumerate((file, draft), 1):
-            await type_in(app, wanted.stem)
-            await app.until(lambda wanted=wanted: marked(app) == f"local {wanted}")
+            await type_in(app, wanted.stem, f"local {wanted}")
             await app.press("f8")
             await app.until(lambda number=number: sum("in use" in notice for notice in app.notices) == number)
         assert file.exists() and draft.exists() and isinstance(app.app.screen, ModelsScreen)
     async with running(folders=(tmp_path,)) as app:
         await opened(app)
-        await type_in(app, "mine")
-        await app.until(lambda: marked(app) == f"local {mine}")
+        await type_in(app, "mine", f"local {mine}")
         await app.press("end", "delete")
         await app.opens(ConfirmScreen)
         assert "will be freed (1 file)" in app.screen_text
@@ -66,8 +62,7 @@ async def test_a_key_pressed_twice_on_a_slow_disk_asks_once(tmp_path: Path, monk
     write_tiny_gguf(tmp_path / "mine.gguf")
     async with running(folders=(tmp_path,)) as app:
         await opened(app)
-        await type_in(app, "mine")
-        await app.until(lambda: marked(app) == f"local {tmp_path / 'mine.gguf'}")
+        await type_in(app, "mine", f"local {tmp_path / 'mine.gguf'}")
         await app.press("f8")
         await app.until(planning.is_set)
         app.app.simulate_key("f8")
@@ -85,7 +80,8 @@ async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> Non
         await app.press(*"llama-f16")
         await app.until(lambda: source.name in marked(app))
         await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q8_0" in app.app.screen.predictions)
+        screen = await app.opens(QuantizeScreen)
+        await app.until(lambda: "Q8_0" in screen.predictions)
         await app.press("enter")
         await app.opens(ModelsScreen)
         await app.until(lambda: "llama-Q8_0.gguf" in marked(app))

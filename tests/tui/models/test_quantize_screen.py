@@ -23,10 +23,11 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.present.models import TypePrediction, why_recommended
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from cpuchat.tui.widgets.model_list import Labelled, ModelList
+from cpuchat.tui.widgets.model_list import Labelled
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, RunningApp, running
+from tests.support.models_screen import mark
 from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import MACHINE
 from tests.support.snapshots import snapshot
@@ -34,16 +35,21 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture
-def half(tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
+def folder(tmp_path: Path) -> Path:
+    (folder := tmp_path / "models").mkdir()
+    return folder
+
+
+@pytest.fixture
+def half(folder: Path) -> Path:
     return write_model(folder / "llama-F16.gguf", TINY_LLAMA, "F16")
 
 
 def local(path: Path) -> LocalModel:
     """Return the model as the library lists it."""
-    library = Library([path.parent], cache=path.parent / "no-hub")
-    return next(model for model in library.local_models() if model.path == path)
+    model = Library([path.parent], cache=path.parent / "no-hub").at(path)
+    assert model is not None
+    return model
 
 
 class Opened:
@@ -56,8 +62,8 @@ class Opened:
         app.app.push_screen(self.screen, self.returned.set_result)
 
     @property
-    def rows(self) -> ModelList:
-        return self.screen.query_one(ModelList)
+    def listed(self) -> list[str]:
+        return [row.key for row in self.screen.listed.rows]
 
     @property
     def out(self) -> Path:
@@ -70,14 +76,11 @@ class Opened:
     async def known(self, name: str) -> None:
         """Wait for the figures of one type, and mark it."""
         await self.app.until(lambda: name in self.screen.predictions)
-        names = [row.key for row in self.rows.rows]
-        steps = names.index(name) - names.index(self.rows.marked)
-        await self.app.press(*["down" if steps > 0 else "up"] * abs(steps))
-        assert self.rows.marked == name
+        await mark(self.app, name)
 
     async def foreseen(self) -> None:
         """Wait for the figures of all listed types."""
-        keys = {row.key for row in self.rows.rows} - {"more"}
+        keys = {*self.listed} - {"more"}
         await self.app.until(lambda: keys == self.screen.predictions.keys() and not self.state)
 
     async def made(self) -> Path | None:
@@ -105,11 +108,10 @@ async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
         for tok_s, keeps_up in ((9.0, True), (None, False)):  # whether it keeps up is said once it is known
             found = replace(best, prediction=msgspec.structs.replace(best.prediction, tok_s=tok_s))
             assert ("keeps up with reading" in why_recommended(found)) is keeps_up
-        assert [row.key for row in screen.rows.rows] == [*USUAL, "more"]
-        assert [row.key for row in screen.rows.rows if "recommended" in row.name] == ["Q8_0"]
-        figures = {row.key: row.columns for row in screen.rows.rows}
-        assert figures["Q8_0"] is not None and figures["Q8_0"][0] == "8.52 bit"
-        assert "×" in figures["Q8_0"][3] or "tok/s" in figures["Q8_0"][3]
+        assert screen.listed == [*USUAL, "more"]
+        (row,) = (row for row in screen.screen.listed.rows if "recommended" in row.name)
+        assert row.key == "Q8_0" and row.columns is not None and row.columns[0] == "8.52 bit"
+        assert "×" in row.columns[3] or "tok/s" in row.columns[3]
         await screen.known("Q6_K")
         assert screen.out == half.with_name("llama-Q6_K.gguf")
         await screen.known("Q8_0")
@@ -136,9 +138,8 @@ async def test_it_asks_before_it_replaces_and_before_it_loses_quality_twice(half
 
         screen = await opened(app, local(there))
         await screen.known("Q3_K_M")
-        listed = [row.key for row in screen.rows.rows]
-        assert "Q8_0" not in listed and "Q4_K_M" not in listed  # only smaller ones
-        assert not [row.key for row in screen.rows.rows if "recommended" in row.name]
+        assert not {"Q8_0", "Q4_K_M"} & {*screen.listed}  # only smaller ones
+        assert not [row.key for row in screen.screen.listed.rows if "recommended" in row.name]
         shown = " ".join(app.screen_text.split())
         assert "is already quantized" in shown and "requantized from" in shown
         await app.press("enter")
@@ -148,10 +149,8 @@ async def test_it_asks_before_it_replaces_and_before_it_loses_quality_twice(half
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Path:
+def large(folder: Path) -> Path:
     """Return a source that takes long enough to be observed."""
-    folder = tmp_path / "models"
-    folder.mkdir()
     return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=1, n_ff=1536, n_head=8)
 
 

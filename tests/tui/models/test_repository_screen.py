@@ -112,8 +112,7 @@ async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
         await opened(app, TINY)
         assert any(line.startswith("│ ○") for line in lines(app, "downloaded"))
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == here and app.app.screen is app.chat
+        assert (await app.loaded(2))[0] == here and app.app.screen is app.chat
 
 
 async def test_offline_and_unknown_are_told_in_place_and_asked_again(
@@ -236,12 +235,13 @@ async def test_the_wanted_one_is_marked_asked_about_if_too_large_and_not_downloa
         assert screen.marked is not None and screen.marked.model.quantization == "F16"
         for pressed, begun in ((("enter",), 0), (("right", "enter"), 1)):
             await app.press("enter")
-            await app.until(lambda: isinstance(app.app.screen, ConfirmScreen) and app.app.screen.focused is not None)
+            question = await app.opens(ConfirmScreen)
+            await app.until(lambda question=question: question.focused is not None)
             assert "weights 15.2" in app.screen_text
             await app.press(*pressed)
             await app.until(lambda begun=begun: app.app.screen is screen and len(shown.all()) == begun)
         await app.press("down", "enter")
-        await app.until(lambda: any("missing in the repository" in notice for notice in app.notices))
+        await app.told("missing in the repository")
         assert len(shown.all()) == 1
 
 

@@ -29,8 +29,7 @@ async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path)
             place = server.url.removeprefix("http://")
             assert f"on {place} · OpenAI-compatible server" in app.screen_text and "on servers" in app.screen_text
             assert app.screen_text.count(place) == 1  # the rows have no room for it
-            await type_in(app, "two")
-            await app.until(lambda: marked(app) == f"server {server.url}#two")
+            await type_in(app, "two", f"server {server.url}#two")
             assert "OpenAI-compatible server" in about(app)
             await app.press("enter")
             await app.until(lambda: app.conversation.model is not None and not app.chat.busy)
@@ -45,8 +44,7 @@ async def test_a_pasted_address_is_asked_for_its_models() -> None:
     async with remote_server() as server, running(SwitchingBackend(), model=None) as app:
         await app.press("ctrl+o")
         await app.opens(ModelsScreen)
-        await type_in(app, "http://u:p@127.0.0.1")
-        await app.until(lambda: marked(app) == "server")
+        await type_in(app, "http://u:p@127.0.0.1", "server")
         await app.press("enter")
         await app.told("must not contain a password")
         assert not app.chat.services.servers_seen
@@ -74,7 +72,7 @@ async def test_a_lost_connection_is_reported_and_the_text_kept() -> None:
         await app.until(lambda: "Connection lost" in app.screen_text)
         assert "was closed before" in app.screen_text
         await app.press("ctrl+l")
-        await app.until(lambda: any("Only models on this machine" in notice for notice in app.notices))
+        await app.told("Only models on this machine")
 
 
 async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
@@ -85,14 +83,15 @@ async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
         app.chat.run_worker(app.chat.commands.answer_now())
         await app.until(lambda: any("The model is not reasoning." in one for one in app.notices))
         await app.press("f2")
-        await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))
-        about = {row.field.key: row.text_beside for row in app.app.screen.query(SettingRow)}
+        screen = await app.opens(SettingsScreen)
+        await app.until(lambda: screen.rows)
+        about = {row.field.key: row.text_beside for row in screen.rows}
         assert {about["chat.reasoning_budget"], about["sampling.top_k"]} == {"not supported by the server"}
         assert about["sampling.temperature"].startswith("0 = greedy")
-        assert app.app.screen.query_one("#row-sampling-temperature Input", Input).placeholder == "server default"
-        notes = [str(note.render()) for note in app.app.screen.query(".note").results(Static)]
+        assert screen.query_one("#row-sampling-temperature Input", Input).placeholder == "server default"
+        notes = [str(note.render()) for note in screen.query(".note").results(Static)]
         assert sum("are for models on this machine" in note for note in notes) == 2
-        app.app.screen.query_one("#row-engine-ctx", SettingRow).put(4096)
+        screen.query_one("#row-engine-ctx", SettingRow).put(4096)
         await app.press("ctrl+s")
         await app.until(lambda: any("next load of a model on this machine" in notice for notice in app.notices))
 

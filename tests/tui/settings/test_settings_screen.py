@@ -25,9 +25,8 @@ from tests.support.snapshots import snapshot
 async def opened(app: RunningApp) -> SettingsScreen:
     await app.ready()
     await app.press("f2")
-    await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))
-    screen = app.app.screen
-    assert isinstance(screen, SettingsScreen)
+    screen = await app.opens(SettingsScreen)
+    await app.until(lambda: screen.rows)
     return screen
 
 
@@ -87,7 +86,7 @@ async def test_changes_are_saved_comments_stay_and_engine_settings_offer_to_load
         await app.pilot.pause()
         await app.press("ctrl+s")
         await app.confirm()
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        await app.loaded(2)
         assert app.backend.specs[1].threads == 3 and app.app.theme == "okabe-ito"
         await app.until(lambda: app.conversation.settings.sampling.temperature == 0.2)
     text = file.read_text()

@@ -86,6 +86,11 @@ def named(message: Message) -> str:
         # win32-input-mode
         ("\x1b[67;46;3;1;8;1_", "<ctrl+c>"), ("\x1b[17;29;0;1;8;1_", ""), ("\x1b[37;75;0;1;8;1_", "<ctrl+left>"),
         ("\x1b[81;16;64;1;9;1_", "@"), ("\x1b[81;16;113;1;2;1_", "<alt+q>"), ("\x1b[65;30;55357;1;0;1_", "\ufffd"),
+        # the key of the base layout, where there is no Latin letter
+        ("\x1b[39::119;5u", "<ctrl+w>"), ("\x1b[47::113;5u", "<ctrl+q>"), ("\x1b[1110;5u", "<ctrl+s>"),
+        ("\x1b[1057;6u", "<ctrl+shift+c>"), ("\x1b[1498;5u", "<ctrl+l>"),
+        # Latin layouts that are not QWERTY keep their own letters
+        ("\x1b[97::113;5u", "<ctrl+a>"), ("\x1b[59::122;5u", "<ctrl+semicolon>"), ("\x1b[228;5u", "<ctrl+ä>"),
     ],
 )  # fmt: skip
 def test_a_report_of_a_key(sent: str, meant: str) -> None:
@@ -103,19 +108,6 @@ def test_shortcuts_work_on_layouts_without_latin_letters(letter: str, latin: str
     assert Parser().read(*reports) == f"<ctrl+{latin}>" * 4
     assert Parser().read(f"\x1b{letter}", f"\x1b[{code};3u") == f"<alt+{latin}>" * 2
     assert Parser().read(f"\x1b[{code}u", letter, f"\x1b[{code};;{code}u") == letter * 3  # typed, it stays what it is
-
-
-@pytest.mark.parametrize(
-    ("sent", "meant"),
-    [
-        ("\x1b[39::119;5u", "<ctrl+w>"), ("\x1b[47::113;5u", "<ctrl+q>"), ("\x1b[1110;5u", "<ctrl+s>"),
-        ("\x1b[1057;6u", "<ctrl+shift+c>"), ("\x1b[1498;5u", "<ctrl+l>"),
-        # Latin layouts that are not QWERTY keep their own letters
-        ("\x1b[97::113;5u", "<ctrl+a>"), ("\x1b[59::122;5u", "<ctrl+semicolon>"), ("\x1b[228;5u", "<ctrl+ä>"),
-    ],
-)  # fmt: skip
-def test_the_key_of_the_base_layout_is_used_where_there_is_no_latin_letter(sent: str, meant: str) -> None:
-    assert Parser().read(sent) == meant
 
 
 @pytest.mark.parametrize(
