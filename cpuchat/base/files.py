@@ -23,8 +23,7 @@ except ImportError:  # no such locks on this system: the last writer wins
 
 LOCK_SECONDS = 2.0
 """Seconds to wait for another process that changes the same file. That takes milliseconds; after this it counts as
-hung.
-"""
+hung."""
 
 _OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # without a wait for a pipe
 _MAX_DEPTH, MAX_FOLDERS = 100, 50_000  # of a walk through folders
@@ -69,8 +68,7 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
 
 def read_small(file: Path, max_size: int = 1 << 20) -> bytes:
     """Read a small file. Raises OSError: it cannot be read, is not a regular file (a pipe might never end), or is
-    larger than `max_size` bytes.
-    """
+    larger than `max_size` bytes."""
     handle = os.open(file, _OPEN)
     try:
         status = os.fstat(handle)
@@ -99,8 +97,7 @@ def file_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
 
     The lock ends with its process. A hung process does not block others: after `LOCK_SECONDS` its lock is ignored, and
-    at worst one of two changes is lost. Raises OSError: `path` cannot be opened.
-    """
+    at worst one of two changes is lost. Raises OSError: `path` cannot be opened."""
     handle = os.open(path, os.O_RDONLY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -136,8 +133,7 @@ def walk(top: Path, max_folders: int = MAX_FOLDERS) -> Iterator[tuple[Path, list
     """Yield `top` and the folders below it, each with the names of its files, sorted.
 
     Follows links, but enters no folder twice: links can form loops. Left out are hidden folders, those that cannot be
-    read, and those beyond `_MAX_DEPTH` and `max_folders`.
-    """
+    read, and those beyond `_MAX_DEPTH` and `max_folders`."""
     seen: set[tuple[int, int]] = set()
     left = [(top, 0)]
     while left:
@@ -173,8 +169,7 @@ class JsonCache(Generic[T]):
 
     A file that is missing, damaged, of another `version` or larger than `max_bytes` counts as empty. Losing the file
     costs time and is never an error: a folder that cannot be written only means that nothing is cached, and nothing
-    waits for the disk.
-    """
+    waits for the disk."""
 
     def __init__(self, file: Path, kind: type[T], *, version: int, max_entries: int, max_bytes: int = 1 << 20) -> None:
         self.file = file

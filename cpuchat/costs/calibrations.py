@@ -15,8 +15,7 @@ MAX_TOKENS: Final = 32
 """Most tokens of one verify pass: the longest draft and the token before it."""
 MIN_PLAIN_MS: Final = 2.0
 """Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
-0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
-"""
+0.1 to 0.3 ms per pass, which such a fast model cannot gain back."""
 MIN_COMPARED: Final = 100
 """Compared tokens from which on an acceptance rate is told."""
 
@@ -87,8 +86,7 @@ DEAREST, STEEPEST, MIN = 1.25, 0.5, 0.8
 def implausible(ms: Mapping[int, float]) -> list[int]:
     """Return the numbers of tokens whose pass time (n -> milliseconds, n = 1 included) must have been disturbed.
 
-    Those cost more than `DEAREST` times n plain steps, or far more than a longer pass. [] when all are plausible.
-    """
+    Those cost more than `DEAREST` times n plain steps, or far more than a longer pass. [] when all are plausible."""
     cheapest = {n: min(time for longer, time in ms.items() if longer >= n) for n in ms}
     return [
         n

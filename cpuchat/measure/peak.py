@@ -70,8 +70,7 @@ class ReadBandwidth:
     """A measurement in bytes per second: of each round, and the best of them.
 
     `cpus` are the logical CPUs that read, one thread each. `shares` are, for each round, the part of its CPU that the
-    thread got which got least; () if not measured.
-    """
+    thread got which got least; () if not measured."""
 
     cpus: tuple[int, ...]
     bytes_per_s: float
@@ -183,8 +182,7 @@ def measure(
     """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
 
     `policy`: one that the kernel refuses is not in effect. `cancelled`: asked every 50 ms; True ends the measurement.
-    Raises ProbeFailed: too little memory is free, or a CPU may not be used; Interrupted: `cancelled` said so.
-    """
+    Raises ProbeFailed: too little memory is free, or a CPU may not be used; Interrupted: `cancelled` said so."""
     chosen = tuple(sorted(set(cpus)))
     if not chosen:
         raise ProbeFailed("No cores to measure.")
@@ -227,8 +225,7 @@ def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
 
 def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
     """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
-    than `limit` seconds; Interrupted: `cancelled` said so.
-    """
+    than `limit` seconds; Interrupted: `cancelled` said so."""
     end = monotonic() + limit
     try:
         none, pipe = subprocess.DEVNULL, subprocess.PIPE

@@ -38,8 +38,7 @@ MAX_BYTES = 1 << 20
 
 _SAME_SIZE = 0.3
 """Share by which the parameter counts of two models of one name may differ: some files contain the embedding table
-once, some twice.
-"""
+once, some twice."""
 
 _WHY_NO_DRAFT = {
     "small": "small: drafts for larger models",
@@ -66,8 +65,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     purpose; a "draft" is not to chat with.
     `sampling` is what its publisher recommends. `verified` lists the facts confirmed by public listings and reports:
     "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are unconfirmed
-    or computed.
-    """
+    or computed."""
 
     id: Id
     name: Text
@@ -217,8 +215,7 @@ def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogMode
     """Return the catalog entry of a model file, by its repository or else its names; None if unknown.
 
     A name alone is not enough: the parameter count must match, too. Fine-tunes have other names and do not match. The
-    name inside the file counts last: publishers leave that of another version there.
-    """
+    name inside the file counts last: publishers leave that of another version there."""
     billions = model.n_params / 1e9
     possible = [entry for entry in catalog.models if abs(billions - entry.params) <= _SAME_SIZE * entry.params]
     repo = model.repo.lower() if isinstance(model, LocalModel) else ""
@@ -243,8 +240,7 @@ def _key(name: str) -> frozenset[str]:
 
 PACE = 5.0
 """tok/s at about reading speed: 225 words per minute at three words per four tokens; people read about 240 (Brysbaert
-2019, doi:10.1016/j.jml.2019.104047).
-"""
+2019, doi:10.1016/j.jml.2019.104047)."""
 _PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
 _RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
 _MAX_MEMORY = 0.5
@@ -263,8 +259,7 @@ class Ranked:
     `suits` is short: fits into half of the memory, keeps up with reading, is computed with vector instructions, and is
     not for research only. By purpose, as `purposes` says by id: "chat", of up
     to four publishers; "fast", which reads less; "long context", longer than that of the first; "reasoning" and "code".
-    `unsuitable`: too large or too slow. `others`: the rest.
-    """
+    `unsuitable`: too large or too slow. `others`: the rest."""
 
     suits: tuple[CatalogModel, ...] = ()
     others: tuple[CatalogModel, ...] = ()

@@ -51,8 +51,7 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What chats with a model tell: its `work` as it was loaded, and the key `file` of its files (`usage`).
 
     `calibrated` are seconds per token by its calibration, sampling included (0: none). `answers` are the plain decoding
-    of its last ones: the fastest counts, as what disturbs makes them slower, until the machine has become so.
-    """
+    of its last ones: the fastest counts, as what disturbs makes them slower, until the machine has become so."""
 
     work: ModelWork
     file: str = ""
@@ -75,8 +74,7 @@ class Costs(NamedTuple):
     probe are among them.
 
     `factors`: by how much longer passes of some models take, by the key of their files (`usage`). `types`: those of
-    tensors whose passes were measured.
-    """
+    tensors whose passes were measured."""
 
     profile: CostProfile
     source: str

@@ -197,8 +197,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
 def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
     """Return the bytes that become available when `loaded`, with these options, is unloaded and its process stays.
 
-    Not the pages of its file: the system counts those as available while they are in use, unless they are locked.
-    """
+    Not the pages of its file: the system counts those as available while they are in use, unless they are locked."""
     try:
         need = required_memory(read_model(Path(loaded.path)), options, loaded.n_ctx)
     except CpuchatError:  # its file no longer exists
@@ -245,8 +244,7 @@ class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     """Tuned settings of one model. `changes` as `settings.update` takes them; `replaced`: values by key
-    that the user had set when they were measured, with the build `engine`.
-    """
+    that the user had set when they were measured, with the build `engine`."""
 
     model: str
     changes: dict[str, dict[str, Any]]

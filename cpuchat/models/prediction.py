@@ -93,8 +93,7 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
     bandwidth was measured or caches hold the weights. `basis` says what the speed is based on, or why there is none.
     `low_tok_s` is the low end of the range of `tok_s`, equal to it where that is no rough estimate.
     `cost` is what the parts of a pass take. `context_that_fits` is the longest context in tokens (0: not even a short
-    one, or not known).
-    """
+    one, or not known)."""
 
     bytes_per_token: int
     tok_s: float | None = None
@@ -168,8 +167,7 @@ def estimate(
 ) -> Prediction:
     """Predict a model of which only the file size is known; `size` in bytes, of all parts of a split one.
 
-    The other arguments are those of `typical_work`.
-    """
+    The other arguments are those of `typical_work`."""
     work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
     return _judged(machine, usual_need(size, work), None, work, exact=False)
 

@@ -81,8 +81,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
     the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Of the machine that
     cpuchat runs on, `free_gb` is what is available now, and `fitted` the profile that was measured, in place of one by
-    these figures; passes of the draft model take `draft_factor` times as long as by it.
-    """
+    these figures; passes of the draft model take `draft_factor` times as long as by it."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
     name: Text
@@ -187,8 +186,7 @@ def all_machines() -> tuple[list[MachineSpec], list[str]]:
 
 def find_machine(wanted: str) -> MachineSpec:
     """Return the machine with that id or name, or a part of it that only one has: of the program's or of the user's.
-    Raises UsageError: unknown or ambiguous; the hint names the nearest.
-    """
+    Raises UsageError: unknown or ambiguous; the hint names the nearest."""
     text = wanted.strip().lower()
     known, problems = all_machines()
     exact = [one for one in known if text in (one.id, one.name.lower())]
@@ -251,8 +249,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     window of the layers (0: none); `n_ctx_train`: 0 where not known.
 
     `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
-    file here, "" for none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`).
-    """
+    file here, "" for none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`)."""
 
     name: str
     quantization: str
@@ -402,8 +399,7 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were. Raises UsageError: the cores of the settings are not possible here.
-        """
+        chats with both were. Raises UsageError: the cores of the settings are not possible here."""
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
         if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
@@ -502,8 +498,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
     at most what memory holds (`users_by_memory`).
 
-    `scalar_type`: as of `Prediction`; then no speed is planned.
-    """
+    `scalar_type`: as of `Prediction`; then no speed is planned."""
 
     machine: MachineSpec
     model: PlannedModel

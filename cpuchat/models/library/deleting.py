@@ -199,8 +199,7 @@ def _tidy(root: Path) -> None:
     """Remove empty folders of a repository, and references to revisions that no longer exist.
 
     Such a reference makes other programs call the whole repository corrupted. What cannot be removed stays, and so does
-    what links lead to out of `root`.
-    """
+    what links lead to out of `root`."""
 
     def files(folder: Path) -> list[Path]:
         found = [Path(base, name) for base, _, names in os.walk(folder) for name in names]
@@ -287,8 +286,7 @@ def _announced(part: Path) -> str:
 
 def content_sha256(path: Path) -> str:
     """Return the SHA-256 of a file: as it was published where that is known, else computed once and kept. Raises
-    ModelDamaged: it cannot be read.
-    """
+    ModelDamaged: it cannot be read."""
     try:
         if len(known := _announced(path)) == 64:
             return known
@@ -304,8 +302,7 @@ def content_sha256(path: Path) -> str:
 
 def file_digest(path: Path, wanted: str, progress: Callable[[int], None]) -> str:
     """Return the hash of a file in hex digits, of the kind of `wanted`: SHA-256, else git's blob hash (SHA-1 over
-    `blob SIZE\\0` and the content). 1 GB takes 0.6 s. Raises OSError.
-    """
+    `blob SIZE\\0` and the content). 1 GB takes 0.6 s. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256() if len(wanted) == 64 else hashlib.sha1(b"blob %d\0" % size)

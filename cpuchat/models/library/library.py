@@ -147,8 +147,7 @@ class Library:
 
     def local_models(self, beside: Path | None = None) -> list[LocalModel]:
         """Return all models: demo first, then the cache, then folders, then those in the folder of the model `beside`,
-        wherever that is; damaged ones included.
-        """
+        wherever that is; damaged ones included."""
         self._summaries.refresh()
         found = [self._summaries.model(place) for place in self.places(beside)]
         self._summaries.save()
@@ -260,8 +259,7 @@ class Library:
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
         """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.
 
-        The result is remembered while the files stay unchanged: `local_models` marks damaged ones.
-        """
+        The result is remembered while the files stay unchanged: `local_models` marks damaged ones."""
         parts = model_files(model.path)
         try:
             state, words = check_content(parts, progress)

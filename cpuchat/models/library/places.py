@@ -58,8 +58,7 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     `n_params_active` are the parameters that one token uses: all of them, except for experts that it is not sent to.
     `work` is that of its passes. A "head" only predicts further tokens for a model in
     another file. `damaged`: what is wrong with it, or why it cannot be loaded; `unsupported`: it is intact, but the
-    engine cannot run it. `name` "": not a language model.
-    """
+    engine cannot run it. `name` "": not a language model."""
 
     name: str = ""
     architecture: str = ""
@@ -85,8 +84,7 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     such as `qwen2.5-coder:7b` of Ollama, "" for most.
 
     `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
-    last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
-    """
+    last reached here, `drafted_tok_s` an answer with drafts (0: not measured)."""
 
     path: Path
     source: Source
@@ -122,8 +120,7 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted.
 
     `alias` is the name that Ollama lists (`qwen2.5-coder:7b`), or that of a demo model; `repo` "owner/name" on Hugging
-    Face, where that is known. Of Ollama's, the file may be missing.
-    """
+    Face, where that is known. Of Ollama's, the file may be missing."""
 
     path: Path
     source: Source

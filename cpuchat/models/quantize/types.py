@@ -170,8 +170,7 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: 
 def suggested_folder(source: Path, library: Library) -> Path:
     """Return the folder of `source` if it is the user's, else the first writable folder of the library.
 
-    Nothing is put into a cache or the package.
-    """
+    Nothing is put into a cache or the package."""
     kept = any(is_inside(source.parent, place) for place in (library.cache, paths.demo_dir()))
     places = [*([] if kept else [source.parent]), *library.folders]
     return next((place for place in places if is_folder(place, os.W_OK | os.X_OK)), paths.made_models_dir())
@@ -279,8 +278,7 @@ class Forecast(msgspec.Struct, frozen=True):
     """The file that `type` would give. `header` is its header, for predicting fit and speed.
 
     `file_size` in bytes, exact to a few hundred. `lossy`: types of tensors that are already quantized below Q8_0 and
-    would be quantized again.
-    """
+    would be quantized again."""
 
     type: QuantType
     header: GGUFHeader
