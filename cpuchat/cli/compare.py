@@ -209,13 +209,13 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
-    from cpuchat.quality.measure import open_measurement
+    from cpuchat.quality.measure import QualityMeasurement
     from cpuchat.quality.messages import Text
 
     chosen = overridden(values)
     library = Library(chosen.model.folders)
     texts = () if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),)
-    measurement = open_measurement(library.resolve(base), [library.resolve(other) for other in others], texts)
+    measurement = QualityMeasurement(library.resolve(base), [library.resolve(other) for other in others], texts)
     terminal, stopped = TerminalOutput(quiet=as_json), False
     placement = place(read_topology(), PlacementSpec.of(chosen))
     try:
