@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from cpuchat.hardware.numa.residency import mapped_by
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.gguf.header import files_beside
+from cpuchat.models.gguf.header import MAX_LINKS, files_beside
 from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
 from cpuchat.models.ollama import file_name
 
@@ -232,33 +232,32 @@ Progress = Callable[[int, int], None]
 
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _CHUNK = 4 << 20
-_MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
+class Verification(NamedTuple):
     """The result of a check; `words` explain it. "unchecked": there is no checksum to compare with."""
 
-    model: LocalModel
     state: Literal["verified", "damaged", "unchecked"]
     words: str
 
 
-def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verified", "damaged", "unchecked"], str]:
+def check_content(parts: list[Path], progress: Progress) -> Verification:
     """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast. Raises
     ModelDamaged: a file is missing or cannot be read."""
     try:
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)
         if not all(announced):
-            return "unchecked", "no checksum known: neither a cache nor a download keeps one of it here"
+            return Verification("unchecked", "no checksum known: neither a cache nor a download keeps one of it here")
         done = 0
         for part, wanted in zip(parts, announced, strict=True):
             if file_digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
-                return "damaged", f"{part.name} is damaged: its checksum differs from the published one."
+                words = f"{part.name} is damaged: its checksum differs from the published one."
+                return Verification("damaged", words)
             done += part.stat().st_size
     except OSError as error:
         raise ModelDamaged(f"Cannot read {error.filename}: {error.strerror}.", "Check the disk.") from None
-    return "verified", f"{'SHA-256' if len(announced[0]) == 64 else 'git hash'} matches"
+    return Verification("verified", f"{'SHA-256' if len(announced[0]) == 64 else 'git hash'} matches")
 
 
 def _announced(part: Path) -> str:
@@ -266,7 +265,7 @@ def _announced(part: Path) -> str:
 
     The cache of Hugging Face, and Ollama's, name a content by it; `hf download --local-dir` keeps it beside the file.
     """
-    for _ in range(_MAX_LINKS):
+    for _ in range(MAX_LINKS):
         root = next((one for one in part.parents if one.name.startswith("models--")), None)
         if root is not None and not part.is_symlink():  # or a copy of the content
             part = next((content for content, found in links(root).items() if part in found), part)

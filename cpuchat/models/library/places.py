@@ -365,9 +365,8 @@ class _Settings(msgspec.Struct):
 
 def ollama_stores() -> list[Path]:
     """Return the folders that may hold manifests and blobs, whether they exist or not."""
-    named = os.environ.get("OLLAMA_MODELS")
-    folders = [paths.expanded(named)] if named else [paths.expanded("~/.ollama/models")]
-    return [*folders, *_moved_by_systemd(), *map(Path, _OLLAMA_SERVICES)]
+    own = paths.expanded(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models")
+    return [own, *_moved_by_systemd(), *map(Path, _OLLAMA_SERVICES)]
 
 
 def _moved_by_systemd() -> list[Path]:
@@ -446,8 +445,6 @@ def unavailable(chosen: Iterable[str | Path] = ()) -> list[str]:
 
 
 _VERSION = 100 * COST_MODEL + 10
-_MAX_ENTRIES = 5_000
-_MAX_BYTES = 8 << 20
 _MAX_NAME = 200
 
 
@@ -462,15 +459,16 @@ class SummaryCache:
     """Summaries of the model files of this machine, in `library.json` of the cache folder."""
 
     def __init__(self) -> None:
-        self._cache = JsonCache(
-            paths.library_file(), _Cached, version=_VERSION, max_entries=_MAX_ENTRIES, max_bytes=_MAX_BYTES
-        )
+        self._cache = JsonCache(paths.library_file(), _Cached, version=_VERSION, max_entries=5_000, max_bytes=8 << 20)
         self._known: dict[str, _Cached] = {}
         self._new: dict[str, _Cached] = {}
 
-    def refresh(self) -> None:
-        """Read what other programs have cached."""
+    def models(self, places: Iterable[LocalFile]) -> list[LocalModel]:
+        """Return the models at these places, with what other programs have cached; what is new is written."""
         self._known |= self._cache.read()
+        found = [self.model(place) for place in places]
+        self.save()
+        return [model for model in found if model is not None]
 
     def model(self, place: LocalFile) -> LocalModel | None:
         """Return the model at `place`; None when it is something else, such as the image part of one."""
