@@ -157,11 +157,7 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: 
     stem = re.sub(r"[/:]+", "-", known_as(source.path))
     if split_parts(source.path):
         stem = stem.rpartition("-of-")[0].rpartition("-")[0]
-    old = source.quantization
-    for separator in ("-", ".", "_"):
-        if old and stem.upper().endswith(separator + old.upper()):
-            stem = stem[: -len(old) - 1]
-            break
+    stem = re.sub(rf"[-._]{re.escape(source.quantization)}\Z", "", stem, flags=re.IGNORECASE)
     for matrix, own in msgspec.structs.asdict(matrices).items():
         stem += f"-{matrix}-{own}" if own else ""
     return folder / f"{stem}-{kind.name}.gguf"
@@ -287,11 +283,6 @@ class Forecast(msgspec.Struct, frozen=True):
     @property
     def file_size(self) -> int:
         return self.header.file_size
-
-    @property
-    def bits(self) -> float:
-        """Bits per weight."""
-        return 8 * self.header.size / max(self.header.n_params, 1)
 
 
 class SpeedHere(NamedTuple):
