@@ -32,8 +32,7 @@ class PassCosts(msgspec.Struct, frozen=True):
         disturbed: True when other programs were using the cores for part of the passes, which tell little of plain
             decoding.
 
-    Raises:
-        ValueError: not 32 positive times, or a negative one.
+    Raises ValueError: not 32 positive times, or a negative one.
     """
 
     verify_ms: tuple[float, ...]
@@ -55,11 +54,8 @@ def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
 
     Linear between two measurements; a dip is kept, because some batch sizes really are cheaper than smaller ones
     (kernels that work on rows in groups). Past the last one the slope is that from half of it to it, never falling.
-    From one measurement alone the cost is proportional to n, so that nothing is promised.
-
-    Raises:
-        ValueError: no points, n outside of 1..32, or a time that is not positive.
-    """
+    From one measurement alone the cost is proportional to n, so that nothing is promised. Raises ValueError: no points,
+    n outside of 1..32, or a time that is not positive."""
     measured = sorted(points.items())
     if not measured or measured[0][0] < 1 or measured[-1][0] > MAX_TOKENS or min(points.values()) <= 0:
         raise ValueError("pass times need at least one positive measurement for 1..32 tokens")

@@ -262,11 +262,8 @@ def pass_cost(
     sequences: int = 1,
     beside: float = 0.0,
 ) -> PassCost:
-    """Return the time of one pass; the arguments are those of `parts`. The parts run one after another.
-
-    Args:
-        beside: bytes of other weights that are read in turn with these, a draft model's: they share the caches.
-    """
+    """Return the time of one pass; the arguments are those of `parts`, which run one after another. `beside`: bytes of
+    other weights that are read in turn with these, a draft model's: they share the caches."""
     working_set = work.weight_bytes + beside
     todo = parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences)
     read = sum(part.nbytes for part in todo) / profile.read_rate(working_set)
@@ -277,11 +274,9 @@ def pass_cost(
 def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int) -> PassCost:
     """Return the time to evaluate a prompt, in micro-batches; its last token's logits give the first token."""
     total = PassCost(0.0, 0.0, 0.0)
-    done = 0
-    while done < n_prompt:
+    for done in range(0, n_prompt, MICRO_BATCH):
         n = min(MICRO_BATCH, n_prompt - done)
-        done += n
-        total += pass_cost(profile, work, n, done - n, n_outputs=1 if done == n_prompt else 0)
+        total += pass_cost(profile, work, n, done, n_outputs=int(done + n == n_prompt))
     return total
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.config.settings import SamplingSection, Settings, explained, with_changes
 from cpuchat.measure.difference import MATTERS
 from cpuchat.models.file_names import PREFERRED, rank
@@ -32,13 +32,10 @@ from cpuchat.models.library.places import LocalModel, is_demo, only_drafts
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, estimate
 
-PACKAGED = Path(__file__).with_name("catalog.toml")
-MAX_BYTES = 1 << 20
-"""Limit of a catalog file in bytes."""
-
 _SAME_SIZE = 0.3
 """Share by which the parameter counts of two models of one name may differ: some files contain the embedding table
-once, some twice."""
+once, some twice.
+"""
 
 _WHY_NO_DRAFT = {
     "small": "small: drafts for larger models",
@@ -65,7 +62,8 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     purpose; a "draft" is not to chat with.
     `sampling` is what its publisher recommends. `verified` lists the facts confirmed by public listings and reports:
     "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are unconfirmed
-    or computed."""
+    or computed.
+    """
 
     id: Id
     name: Text
@@ -166,10 +164,8 @@ def load_catalog() -> Catalog:
 @lru_cache(maxsize=2)
 def _load(file: Path, state: object) -> Catalog:
     theirs, problems = _read(file) if state is not None else ({}, [])
-    ours, _ = _read(PACKAGED)
-    return Catalog(
-        tuple((theirs | {id: one for id, one in ours.items() if id not in theirs}).values()), tuple(problems)
-    )
+    ours, _ = _read(Path(__file__).with_name("catalog.toml"))
+    return Catalog(tuple((theirs | ours | theirs).values()), tuple(problems))  # the user's first, and in place of ours
 
 
 def _read(file: Path) -> tuple[dict[str, CatalogModel], list[str]]:
@@ -178,11 +174,9 @@ def _read(file: Path) -> tuple[dict[str, CatalogModel], list[str]]:
     problems: list[str] = []
     where = paths.shown(file)
     try:
-        tables = toml.loads(paths.read_text(file, MAX_BYTES))
-    except OSError as error:
-        return {}, [f"{where} cannot be read: {error.strerror}."]
-    except ValueError as error:  # of TOML, or of UTF-8
-        return {}, [f"{where} is not valid TOML: {error}."]
+        tables = toml.parse(toml.read(file), where)
+    except SettingsError as error:
+        return {}, [error.message]
     entries = tables.get("model", [])
     if tables.keys() - {"model"} or not isinstance(entries, list):
         return {}, [f"{where}: a catalog has only [[model]], with double brackets."]
@@ -351,10 +345,9 @@ def best_local(models: Iterable[tuple[LocalModel, Prediction]]) -> LocalModel | 
 
 
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
-    if prediction is None:
-        return False
     return (
-        model.use != "draft"
+        prediction is not None
+        and model.use != "draft"
         and not prediction.scalar_type
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
@@ -368,13 +361,9 @@ def _fits_well(prediction: Prediction) -> bool:
 
 
 _KEYS: Final = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repeat_penalty",
-    "penalty_last_n": "repeat_last_n",
-}
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "penalty_repeat": "repeat_penalty", "penalty_last_n": "repeat_last_n",
+}  # fmt: skip
 _DEMO: Final = {"temperature": 0.0}
 """A model this small loses its thread with any other word than the likeliest."""
 

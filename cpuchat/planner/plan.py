@@ -62,10 +62,9 @@ from cpuchat.telemetry.machine import ROUGH
 _DEFAULTS, _OPTIONS = Settings(), LoadOptions()
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
-MAX_BYTES = 1 << 20
-_FOLDER = Path(__file__).parent
 _WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
+_FIGURES = frozenset({"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"})
 _LARGE = 1e12  # bytes of weights that no cache holds
 _MEASURED_MAX = 1.05  # of the theoretical bandwidth: data sheets round
 _ARM = frozenset({"ampereone", "apple-m", "arm64"})  # of the names in cpus.toml
@@ -166,7 +165,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @functools.cache
 def machines() -> tuple[MachineSpec, ...]:
     """Return the machines that come with the program."""
-    tables = toml.loads((_FOLDER / "machines.toml").read_text(encoding="utf-8"))
+    tables = msgspec.toml.decode(Path(__file__).with_name("machines.toml").read_bytes())
     return tuple(msgspec.convert(table, prepared(MachineSpec)) for table in tables["machine"])
 
 
@@ -209,12 +208,7 @@ def _words(name: str) -> frozenset[str]:
 
 def read_machine(file: Path) -> MachineSpec:
     """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
-    try:
-        table = toml.loads(paths.read_text(file, MAX_BYTES))
-    except OSError as error:
-        raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
+    table = toml.parse(toml.read(file), paths.shown(file))
     for key in _FIGURES & table.keys():
         if isinstance(table[key], int | float) and not isinstance(table[key], bool):
             table[key] = {"value": table[key]}
@@ -232,11 +226,6 @@ def read_machine(file: Path) -> MachineSpec:
             f"{paths.shown(file)}{f', {key}' if key else ''}: {reason}.",
             "`cpuchat plan --machines --json` prints machines in this format.",
         ) from None
-
-
-_FIGURES = frozenset(
-    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"}
-)  # fmt: skip
 
 
 USUAL = "Q4_K_M"
@@ -268,14 +257,10 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> PlannedModel:
-    """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size.
-
-    With its quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded.
-
-    Raises:
-        UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
-        ModelDamaged, ModelUnsupported: it is a file that cannot be read.
-    """
+    """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size; with its
+    quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded. Raises
+    UsageError: unknown or ambiguous, or an unknown quantization, with the nearest as its hint; ModelDamaged,
+    ModelUnsupported: it is a file that cannot be read."""
     text = wanted.strip()
     if (whole := _known(text, "", catalog, chosen)) is not None:  # names may have blanks, paths colons
         return whole
