@@ -36,14 +36,8 @@ def atomic_writer(file: Path, *, mode: int = 0o600, sync: bool = True) -> Iterat
     """Write a temporary file beside `file`, then rename it over `file`.
 
     A crash leaves the old or the new content, never half of one; an exception inside the block leaves the old one.
-
-    Args:
-        mode: permissions of the file, whatever the umask.
-        sync: fsync before the rename, so that the content also survives a power failure.
-
-    Raises:
-        OSError: the folder or the file cannot be written.
-    """
+    `mode`: permissions of the file, whatever the umask. `sync`: fsync before the rename, so that the content also
+    survives a power failure. Raises OSError: the folder or the file cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # mkstemp never follows a link that someone else put there: the writer may run as root.
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")

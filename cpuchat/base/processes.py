@@ -106,25 +106,16 @@ async def run_in_daemon_thread(function: Callable[[], T]) -> T:
     Unlike an executor's, the thread does not delay the exit: when cancelled, this returns at once, and the program
     can exit meanwhile. The function goes on to its end: an exception from outside could leave a lock held for ever."""
     import asyncio  # 50 ms
+    from concurrent.futures import Future
 
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if not future.done():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # else it could be cancelled, and would refuse its result
 
     def run() -> None:
-        result, problem = None, None
         try:
-            result = function()
+            future.set_result(function())
         except BaseException as error:
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, problem)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="daemon-call", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -61,11 +61,8 @@ class Rounds:
 
 class Turns(Generic[C]):
     """An anchor and its rivals. What drifted by more than 10 % meanwhile is measured once more; `by` is the figure that
-    tells. `measure` returns None for a rival that cannot be measured, and its errors end everything.
-
-    Args:
-        asked: as of `compare`.
-    """
+    tells. `measure` returns None for a rival that cannot be measured, and its errors end everything. `asked` as of
+    `compare`."""
 
     def __init__(self, measure: Callable[[C], Awaitable[Rates | None]], anchor: C, by: str, *, asked: int = 1) -> None:
         self._measure = measure
