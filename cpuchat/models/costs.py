@@ -125,10 +125,7 @@ class CostLog:
 
     def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
         """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes.
-
-        Args:
-            file: the key of the model's files (`usage`).
-        """
+        `file`: the key of the model's files (`usage`)."""
         rate, waited = timings.predicted_per_second, timings.cpu_wait
         is_long, is_alone = timings.predicted_n > _MIN_TOKENS, waited is not None and waited <= MAX_CPU_WAIT
         seconds = 1 / rate if rate and is_long and is_alone and not timings.draft_n else 0.0  # of a plain pass
