@@ -77,7 +77,7 @@ def child(options: argparse.Namespace) -> None:
         screen.open_chat(chat.id)
         await until(lambda: len(screen.conversation.messages) >= options.history // 500 * 2)
         await until(lambda: screen._transcript.up_to_date)
-        screen.submit("How fast could it be?")
+        screen._composer.submit("How fast could it be?")
         await until(lambda: screen.conversation.figures().predicted_n > options.rate)
         print("start", file=pipe)
         profile = cProfile.Profile()

@@ -163,10 +163,9 @@ class CostProbe:
             n_ctx = max(one.depth + max(one.n, _STEPS) for one in case.passes)
             options = LoadOptions(n_ctx=-(-n_ctx // 256) * 256)
             await self._spend(load_to_measure(self._backend, file, options, self._spec, lambda: self._stopped))
-            found = await self._rounds(case, until, seconds)
+            return await self._rounds(case, until, seconds)
         finally:
             file.unlink(missing_ok=True)
-        return found
 
     async def _spend(self, work: Awaitable[T]) -> T:
         """Await what belongs to the budget, and pause in the background once that was most of a slice."""
@@ -206,11 +205,8 @@ class CostProbe:
 
     async def _time(self, one: Pass, work: ModelWork) -> Observation:
         alone, steps = one.n == 1, _STEPS if one.n == 1 else 1
-        found = await self._spend(
-            self._backend.measure(
-                Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
-            )
-        )
+        command = Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
+        found = await self._spend(self._backend.measure(command))
         if self._stopped:
             raise Interrupted("Stopped.")
         if isinstance(found, Failed):

@@ -18,15 +18,7 @@ from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
-from cpuchat.config.settings import (
-    DECLARED,
-    Cores,
-    MemoryPolicy,
-    Settings,
-    explained,
-    value_of,
-    with_changes,
-)
+from cpuchat.config.settings import DECLARED, Cores, MemoryPolicy, Settings, explained, value_of, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
@@ -47,40 +39,28 @@ class BenchPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-class _Prompts(msgspec.Struct, forbid_unknown_fields=True):
-    prompt: list[BenchPrompt]
-
-
 def load() -> list[BenchPrompt]:
     """Return the built-in prompts, each kind's together."""
     text = (importlib.resources.files("cpuchat.bench") / "prompts.toml").read_text(encoding="utf-8")
-    prompts = msgspec.convert(toml.loads(text), prepared(_Prompts)).prompt
+    prompts = msgspec.convert(toml.loads(text)["prompt"], prepared(list[BenchPrompt]))
     return [msgspec.structs.replace(prompt, text=prompt.text.strip()) for prompt in prompts]
 
 
-WorkloadKind = Literal["prompts", "pp", "tg"]
-
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OFF: Final = "off"
-MIN_ROUNDS = 3
 _MAX_DEPTH = 31
-_WITH_DRAFT_MODEL = ("auto", "draft")
 
 
 class BenchWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """`name`: a kind of prompts, or llama-bench's `pp512`, `tg128 @ d4096`. `depth`: tokens in the KV cache before.
     `users` ask at once, each with a prompt of the kind."""
 
-    kind: WorkloadKind
+    kind: Literal["prompts", "pp", "tg"]
     name: str
     n_prompt: int = 0
     n_gen: int = 0
     depth: int = 0
     users: int = 1
-
-    @classmethod
-    def of_prompts(cls, kind: Kind, tokens: int, users: int = 1) -> BenchWorkload:
-        return cls(kind="prompts", name=kind, n_gen=tokens, users=users)
 
     @property
     def words(self) -> str:
@@ -89,13 +69,8 @@ class BenchWorkload(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def random(cls, kind: Literal["pp", "tg"], tokens: int, depth: int) -> BenchWorkload:
         name = f"{kind}{tokens}" + (f" @ d{depth}" if depth else "")
-        return cls(
-            kind=kind,
-            name=name,
-            n_prompt=tokens if kind == "pp" else 0,
-            n_gen=tokens if kind == "tg" else 0,
-            depth=depth,
-        )
+        n_prompt, n_gen = (tokens, 0) if kind == "pp" else (0, tokens)
+        return cls(kind=kind, name=name, n_prompt=n_prompt, n_gen=n_gen, depth=depth)
 
 
 VARIED: Final[dict[str, tuple[str, ...]]] = {
@@ -168,8 +143,9 @@ def workloads(
         found += [BenchWorkload.random("pp", n, at) for n in dict.fromkeys(pp)]
         found += [BenchWorkload.random("tg", n, at) for n in dict.fromkeys(tg)]
     kinds = prompts or ([] if found and not users else KINDS)
-    numbers = dict.fromkeys(users or (1,))
-    return [*found, *(BenchWorkload.of_prompts(kind, tokens, n) for kind in dict.fromkeys(kinds) for n in numbers)]
+    for kind, n in itertools.product(dict.fromkeys(kinds), dict.fromkeys(users or (1,))):
+        found.append(BenchWorkload(kind="prompts", name=kind, n_gen=tokens, users=n))
+    return found
 
 
 def cells_of(
@@ -201,9 +177,11 @@ def cells_of(
     possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in UNQUANTIZED]
     if not possible:
         raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
+    has_prompts = any(one.kind == "prompts" for one in tests)
+    loads = {name for name, _ in drafting if name in ("auto", "draft") and has_prompts}
     cells: dict[BenchCell, None] = {}
     for setup in possible:
-        for draft in _drafts(draft_models, chosen, library, setup, drafting, tests):
+        for draft in _drafts(draft_models, chosen, library, setup, is_needed="draft" in loads) if loads else [""]:
             loaded = msgspec.structs.replace(setup, draft=draft)
             for test in tests:
                 several = test.kind == "prompts" and any(name != OFF for name, _ in drafting)
@@ -262,21 +240,13 @@ def _drafters(text: str) -> tuple[DrafterChoice, int]:
 
 
 def _drafts(
-    draft_models: Sequence[str],
-    chosen: Settings,
-    library: Library,
-    setup: Setup,
-    drafters: Sequence[tuple[DrafterChoice, int]],
-    tests: Sequence[BenchWorkload],
+    draft_models: Sequence[str], chosen: Settings, library: Library, setup: Setup, *, is_needed: bool
 ) -> list[str]:
     """Return the draft models to measure with this setup, "" for none. Raises as `choose_draft`."""
-    names = [name for name, _ in drafters if name in _WITH_DRAFT_MODEL]
-    if not names or all(test.kind != "prompts" for test in tests):
-        return [""]
     found: list[str] = []
     for wanted in draft_models or [chosen.speculation.draft_model]:
         path, _ = choose_draft(Path(setup.model), wanted, library, strict=bool(draft_models))
-        if path is None and "draft" in names:
+        if path is None and is_needed:
             raise UsageError(
                 f"There is no draft model for {known_as(Path(setup.model))}.", "Choose one with --draft-models."
             )

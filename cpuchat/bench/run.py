@@ -46,12 +46,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        cells: Sequence[BenchCell],
-        rounds: int,
-        chosen: Settings,
-        *,
-        prompts: Sequence[BenchPrompt] | None = None,
+        self, cells: Sequence[BenchCell], rounds: int, chosen: Settings, *, prompts: Sequence[BenchPrompt] | None = None
     ) -> None:
         self.cells, self.rounds, self.progress = list(cells), rounds, BenchProgress()
         self.measured: list[Measurement] = []

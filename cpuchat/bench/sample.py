@@ -162,6 +162,7 @@ def _summed(model: ModelInfo, answers: Sequence[Timings], text: str) -> Sample:
     steps, prompt_n = sum(one.predicted_n - 1 for one in answers), sum(one.prompt_n for one in answers)
     rooflines = [after_answer(model, one) for one in answers]
     figures = [one.speculation for one in answers if one.speculation is not None]
+    has_drafted = any(one.draft_n for one in answers)
 
     def weighted(values: list[float | None]) -> float | None:
         known = [(value, one.predicted_ms) for value, one in zip(values, answers, strict=True) if value is not None]
@@ -177,12 +178,10 @@ def _summed(model: ModelInfo, answers: Sequence[Timings], text: str) -> Sample:
         ttft_ms=sum(one.ttft_ms for one in answers) / len(answers),
         draft_n=sum(one.draft_n for one in answers),
         draft_n_accepted=sum(one.draft_n_accepted for one in answers),
-        passes=sum(one.passes for one in figures) if any(one.draft_n for one in answers) else 0,
+        passes=sum(one.passes for one in figures) if has_drafted else 0,
         bandwidth=weighted([one.estimate.value for one in rooflines]),
         utilization=weighted([one.utilization.value for one in rooflines]),
         text=text,
         disturbed=any((one.cpu_wait or 0.0) > MAX_CPU_WAIT for one in answers),
-        drafts_off=None
-        if any(one.draft_n for one in answers)
-        else next((one.off for one in figures if one.off is not None), None),
+        drafts_off=None if has_drafted else next((one.off for one in figures if one.off is not None), None),
     )

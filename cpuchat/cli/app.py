@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuchat.base import paths
 from cpuchat.base.errors import ModelNotFound, UsageError
 from cpuchat.base.text import clean
-from cpuchat.cli.options import DEMO, worker_option
+from cpuchat.cli import options
+from cpuchat.cli.output import is_terminal
 from cpuchat.config.servers import KeyRing, Source, last_on_server
+from cpuchat.config.settings import Settings, SettingSources
 
 if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
-    from cpuchat.config.settings import Settings
     from cpuchat.models.library.library import Library
     from cpuchat.tui.app import ChatApp
 
@@ -36,20 +38,15 @@ def open_app(
         ModelNotFound, DraftMismatch: a model or draft model that was given is not there, or does not fit.
     """
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
-        is_terminal = stream is not None and not stream.closed and stream.isatty()
-        if not is_terminal and not os.environ.get("TEXTUAL_DRIVER"):  # of textual-serve, in place of a terminal
+        if not is_terminal(stream) and not os.environ.get("TEXTUAL_DRIVER"):  # of textual-serve, in place of a terminal
             raise UsageError(
                 f"The chat app needs a terminal, but standard {name} is not a terminal.",
                 'In scripts and pipes, use `cpuchat ask "question"` or `cpuchat --plain`.',
             )
     gc.disable()  # until the first paint: importing makes next to no garbage
 
-    from cpuchat.base import paths
-    from cpuchat.cli.options import given_options, keeping_backend, prepared_backend
-    from cpuchat.config.settings import SettingSources
-
     chosen, library, initial, keys = opening(model, values, server)
-    sources, tools = SettingSources(given_options(values)), dict[str, Any]()
+    sources, tools = SettingSources(options.given_options(values)), dict[str, Any]()
     if names := values.get("tool_servers"):
         from cpuchat.cli.tools import servers_wanted
 
@@ -58,14 +55,14 @@ def open_app(
     from cpuchat.backend.switching import SwitchingBackend
 
     # Importing the engine takes the worker as long as importing Textual takes this process.
-    prepared = [prepared_backend(chosen, keeps=True)] if sides is None and isinstance(initial, Path) else []
+    prepared = [options.prepared_backend(chosen, keeps=True)] if sides is None and isinstance(initial, Path) else []
 
     from cpuchat.chats.store import ChatStore
     from cpuchat.session.conversation import Conversation
     from cpuchat.tui.launch import run
 
     def make() -> ChatApp:
-        backend = SwitchingBackend(prepared.pop() if prepared else keeping_backend(chosen), keys)
+        backend = SwitchingBackend(prepared.pop() if prepared else options.keeping_backend(chosen), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
         from cpuchat.tui.app import ChatApp
 
@@ -78,20 +75,18 @@ def opening(
     model: str | None, values: Mapping[str, Any], server: str | None
 ) -> tuple[Settings, Library, Source, KeyRing]:
     """Return the settings of a run, its library, the model to open, and the API keys. Raises as `open_app`."""
-    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
     from cpuchat.models.library.library import Library
 
-    base, model = with_preset(values.get("preset"), model, server)
-    served, chosen = server_model(server, model, values), overridden(values, base)
+    base, model = options.with_preset(values.get("preset"), model, server)
+    served, chosen = options.server_model(server, model, values), options.overridden(values, base)
     library = Library(chosen.model.folders)
     initial = served or initial_model(library, model, chosen, values)
     if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
-        from cpuchat.cli.options import require_draft_in_use
         from cpuchat.models.drafts.choice import choose_draft
 
-        require_draft_in_use(chosen)
+        options.require_draft_in_use(chosen)
         choose_draft(initial, chosen.speculation.wanted_draft, library)  # here the command can be corrected
-    return chosen, library, initial, key_ring(chosen, served)
+    return chosen, library, initial, options.key_ring(chosen, served)
 
 
 def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
@@ -102,7 +97,7 @@ def initial_model(library: Library, wanted: str | None, chosen: Settings, values
         return library.resolve(wanted)
     last = chosen.model.last
     if (served := last_on_server(last)) is not None:
-        if (option := worker_option(values)) is not None:
+        if (option := options.worker_option(values)) is not None:
             print(f"cpuchat: {option} has no effect on the model used last, which is on a server.", file=sys.stderr)
         return served
     if last:
@@ -110,4 +105,4 @@ def initial_model(library: Library, wanted: str | None, chosen: Settings, values
             return library.resolve(last)
         except ModelNotFound:
             print(f"cpuchat: {clean(last)} was not found; opening the demo model instead.", file=sys.stderr)
-    return library.resolve(DEMO)
+    return library.resolve(options.DEMO)

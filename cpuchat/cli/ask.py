@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -10,35 +12,22 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from cpuchat.base.errors import CpuchatError, GrammarUnmet, Interrupted, UsageError
-from cpuchat.cli.options import (
-    engine_options,
-    key_ring,
-    model_path,
-    overridden,
-    prepared_backend,
-    require_draft_in_use,
-    section_options,
-    server_model,
-    setting,
-    stacked,
-    with_preset,
-)
+from cpuchat.cli import options
 from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import TextCommand, compose, file_text, require_text, standard_input
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.cli.tools import start_tools, tools_of
 from cpuchat.grammar.gbnf import check_grammar
 from cpuchat.grammar.limits import LONGEST_FORM
 from cpuchat.grammar.schema import schema_grammar
+from cpuchat.present.answers import full_summary, note, roofline_json, timings_json
 from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from cpuchat.chats.records import Attachment
     from cpuchat.cli.session import Session, StreamedAnswer
-    from cpuchat.cli.terminal import TerminalOutput
-    from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.telemetry.roofline import Roofline
 
 
@@ -68,51 +57,47 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
 
 @click.command(cls=TextCommand, epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
 @click.argument("question", nargs=-1)
-@stacked(
-    click.option(
-        "--model",
-        "-m",
-        metavar="FILE|REPO",
-        help="A GGUF file, a Hugging Face repository in the local cache, or `demo`. With --server, its name there; "
-        "http://HOST:PORT#NAME is both in one.",
-    ),
-    click.option(
-        "--server",
-        metavar="URL",
-        help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
-    ),
-    click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
-    click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model."),
-    click.option(
-        "--file",
-        "files",
-        multiple=True,
-        metavar="FILE",
-        help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
-    ),
-    click.option(
-        "--tools",
-        "tool_servers",
-        multiple=True,
-        metavar="NAME",
-        help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
-    ),
-    click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read."),
-    click.option(
-        "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
-    ),
-    section_options("sampling"),
-    setting("chat.max_tokens"),
-    setting("chat.reasoning"),
-    setting("chat.reasoning_budget"),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times."),
-    click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema."),
-    click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF)."),
-    engine_options(),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
-    click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
-    click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
+@click.option(
+    "--model",
+    "-m",
+    metavar="FILE|REPO",
+    help="A GGUF file, a Hugging Face repository in the local cache, or `demo`. With --server, its name there; "
+    "http://HOST:PORT#NAME is both in one.",
 )
+@click.option(
+    "--server",
+    metavar="URL",
+    help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
+)
+@click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
+@click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model.")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
+)
+@click.option(
+    "--tools",
+    "tool_servers",
+    multiple=True,
+    metavar="NAME",
+    help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
+)
+@click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read.")
+@click.option("--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed.")
+@options.section_options("sampling")
+@options.setting("chat.max_tokens")
+@options.setting("chat.reasoning")
+@options.setting("chat.reasoning_budget")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times.")
+@click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema.")
+@click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF).")
+@options.section_options("engine", "speculation")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
+@click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors.")
 def ask(
     question: tuple[str, ...],
     model: str | None,
@@ -132,26 +117,25 @@ def ask(
 
     QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before.
     """
-    base, model = with_preset(values["preset"], model, server)
-    served, chosen = server_model(server, model, values), overridden({**values, "chat__system_prompt": system}, base)
+    base, model = options.with_preset(values["preset"], model, server)
+    served = options.server_model(server, model, values)
+    chosen = options.overridden({**values, "chat__system_prompt": system}, base)
     sent, form = _checked(model, system, files, raw, stop), AnswerForm.read(json_schema, grammar, stop)
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict := values["speculation__draft_model"] is not None:
-        require_draft_in_use(chosen)
-    on_server = server_model(server, model, values, chosen.model.last)
+        options.require_draft_in_use(chosen)
+    on_server = options.server_model(server, model, values, chosen.model.last)
     prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
-    import asyncio
-
     from cpuchat.backend.switching import SwitchingBackend
 
-    backend = SwitchingBackend(None if on_server else prepared_backend(chosen), key_ring(chosen, served))
+    local = None if on_server else options.prepared_backend(chosen)
+    backend = SwitchingBackend(local, options.key_ring(chosen, served))
     try:
         from cpuchat.cli.session import Session, tell_notes
-        from cpuchat.cli.terminal import TerminalOutput
 
         terminal = TerminalOutput(quiet=quiet, show_reasoning=show_reasoning)
         tools = tools_of(values, terminal, raw=raw, has_form=form is not None)
-        path = on_server or model_path(model, chosen)
+        path = on_server or options.model_path(model, chosen)
     except BaseException:
         backend.kill()
         raise
@@ -170,7 +154,7 @@ def ask(
                 events = session.conversation.generate_detached(request)
             else:
                 events = session.conversation.send(prompt, attach=lambda: sent, **rules)
-            return await _print_answer(session, events, info, terminal, form, as_json=as_json)
+            return await _print_answer(session, events, info, form, as_json=as_json)
 
     return asyncio.run(run())
 
@@ -200,8 +184,6 @@ def _checked(
 def _as_json(
     answer: StreamedAnswer, finished: GenerationFinished, info: ModelInfo, roofline: Roofline
 ) -> dict[str, Any]:
-    from cpuchat.present.answers import roofline_json, timings_json
-
     return {
         "text": answer.text,
         "reasoning": answer.reasoning,
@@ -216,21 +198,14 @@ def _as_json(
 
 
 async def _print_answer(
-    session: Session,
-    events: AsyncGenerator[AnyEvent, None],
-    info: ModelInfo,
-    terminal: TerminalOutput,
-    form: AnswerForm | None,
-    *,
-    as_json: bool,
+    session: Session, events: AsyncGenerator[AnyEvent, None], info: ModelInfo, form: AnswerForm | None, *, as_json: bool
 ) -> int:
     """Print the answer that `events` stream, and return the exit code."""
     from cpuchat.cli.session import StreamedAnswer
     from cpuchat.models.machine import reach_of
-    from cpuchat.present.answers import full_summary, note
     from cpuchat.telemetry.roofline import Reach, after_answer
 
-    answer = StreamedAnswer()
+    answer, terminal = StreamedAnswer(), session.terminal
     try:
         try:
             finished = await session.stream(events, answer, prints=not as_json)
@@ -277,25 +252,24 @@ class AnswerForm:
     @classmethod
     def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self | None:
         """Read one of the two files; None for neither. Raises UsageError: an option forbids it, or it is invalid."""
-        if schema_file is None and grammar_file is None:
-            return None
         if schema_file is not None and grammar_file is not None:
             raise UsageError("--json-schema and --grammar exclude each other.", "Give one of them.")
+        file = grammar_file if schema_file is None else schema_file
+        if file is None:
+            return None
         if stop:
             raise UsageError("--stop cannot be used with a schema or grammar: that ends the answer.", "Leave it out.")
-        if schema_file is not None:
-            text = file_text(schema_file, LONGEST_FORM)
-            try:
-                schema = json.loads(text, parse_constant=_refuse)
-            except RecursionError:
-                raise UsageError(f"{schema_file}: nested too deeply.", "Simplify the schema.") from None
-            except ValueError as error:
-                raise UsageError(f"{schema_file}: {error}.", "Correct the JSON of the schema.") from None
-            return cls(schema_grammar(schema, schema_file), json.dumps(schema))
-        assert grammar_file is not None
-        text = file_text(grammar_file, LONGEST_FORM)
-        check_grammar(text, grammar_file)
-        return cls(text)
+        text = file_text(file, LONGEST_FORM)
+        if schema_file is None:
+            check_grammar(text, file)
+            return cls(text)
+        try:
+            schema = json.loads(text, parse_constant=_refuse)
+        except RecursionError:
+            raise UsageError(f"{file}: nested too deeply.", "Simplify the schema.") from None
+        except ValueError as error:
+            raise UsageError(f"{file}: {error}.", "Correct the JSON of the schema.") from None
+        return cls(schema_grammar(schema, file), json.dumps(schema))
 
     def unmet(self, text: str, finished: GenerationFinished, *, served: bool) -> GrammarUnmet | None:
         """Return why the answer does not match, None if it does or, `served` by a server, may.

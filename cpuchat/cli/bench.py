@@ -77,11 +77,7 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
 )
 @_list("--kv-types", "KV cache types: f16, q8_0; K and V apart: q8_0/f16.")
 @_list("--flash-attn", "auto, on, off.")
-@_list(
-    "--prompts",
-    "Kinds of built-in prompts: code, summary, maths, chat. Default: all.",
-    _KINDS,
-)
+@_list("--prompts", "Kinds of built-in prompts: code, summary, maths, chat. Default: all.", _KINDS)
 @click.option("--tokens", type=_TOKENS, default=128, metavar="N", help="Tokens of each answer. Default: 128.")
 @_list("--users", "Users at once, each with a prompt of its own. Default: 1.", click.IntRange(1, MAX_PARALLEL))
 @_list("--pp", "Prefill of N random tokens, as llama-bench's -p.", _TOKENS)
@@ -108,9 +104,10 @@ def bench(
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """
+    from cpuchat.bench import results
     from cpuchat.bench.matrix import cells_of, check_placements, workloads
-    from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
+    from cpuchat.present import bench as words
 
     given = {name: values for name, values in lists.items() if values}
     source = click.get_current_context().get_parameter_source
@@ -118,19 +115,16 @@ def bench(
     if diff is not None:
         if len(models) != 1 or given or prompts or pp or tg or depth or users or numbers:
             raise UsageError("--diff takes two files and no option but --json.", "As in `--diff OLD.json NEW.json`.")
-        return _print_diff(read_report(diff), read_report(Path(models[0])), as_json=as_json)
+        return _print_diff(results.read_report(diff), results.read_report(Path(models[0])), as_json=as_json)
     chosen = laid_over({})
     library = Library(chosen.model.folders)
     cells = cells_of(models, workloads(prompts, tokens, pp, tg, depth or [0], users), chosen, library, **given)
     check_placements(cells, chosen)
     found, failed = _run(Bench(cells, rounds, chosen))
-    from cpuchat.bench.results import GAIN, compare_reports
-    from cpuchat.bench.results import as_json as as_report
-    from cpuchat.present import bench as words
-
     if as_json:
-        print_json(as_report(found))
-        if (told := compare_reports(found, found).resolution) is not None and told.smallest > GAIN:
+        print_json(results.as_json(found))
+        told = results.compare_reports(found, found).resolution
+        if told is not None and told.smallest > results.GAIN:
             TerminalOutput().note(f"Compared with --diff, {words.resolution(told)}.")
     else:
         click.echo("\n".join(words.markdown(found)))
@@ -141,7 +135,7 @@ def _run(running: Bench) -> tuple[Report, int]:
     """Run a benchmark with its progress on stderr; returns what was measured, and the exit code. Raises Interrupted:
     Ctrl+C before anything was measured; MeasureFailed: no cell was measured.
     """
-    from cpuchat.cli.session import run_stoppable
+    from cpuchat.cli.session import stoppable
     from cpuchat.present.bench import progress_bar
 
     terminal, told, due = TerminalOutput(), 0, 0.0
@@ -158,7 +152,7 @@ def _run(running: Bench) -> tuple[Report, int]:
 
     running.tell = show
     try:
-        asyncio.run(run_stoppable(running))
+        asyncio.run(stoppable(running.run(), running.stop))
     except Interrupted:
         if not running.measured:
             raise

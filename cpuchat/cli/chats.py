@@ -13,6 +13,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ChatNotFound
 from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer import Document, export_chat, import_chats, read_document
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json, write_output
@@ -98,8 +99,6 @@ the epoch."""
 @file_option("-o", "--output", help="Write to this file instead of standard output.")
 def export(chats: tuple[str, ...], output: Path | None) -> None:
     """Export chats, all of them unless CHAT is given, as JSON; as Markdown to a FILE that ends in .md."""
-    from cpuchat.chats.transfer import Document, export_chat
-
     with opened_store() as store:
         found = find_chats(store, chats) if chats else store.chats()
         exported = [export_chat(store, chat) for chat in found]
@@ -121,8 +120,6 @@ so that a file can be imported again."""
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
 def import_files(files: tuple[Path, ...]) -> None:
     """Import the chats of each FILE, with their branches, models and figures."""
-    from cpuchat.chats.transfer import import_chats, read_document
-
     chats = [chat for file in files for chat in read_document(file)]  # all are read before anything is stored
     with opened_store() as store:
         click.echo(words.imported(import_chats(store, chats)))

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, from_code
-from cpuchat.cli.options import file_option, overridden, setting, stacked
-from cpuchat.cli.output import json_line, print_json
+from cpuchat.cli.options import file_option, overridden, setting
+from cpuchat.cli.output import is_terminal, json_line, print_json
 from cpuchat.cli.question import TextCommand, compose, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput, paragraph
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.present import quality as words
 from cpuchat.present.table import table
-from cpuchat.protocol.messages import LoadProgress, PrefillProgress, TextDelta
+from cpuchat.protocol.messages import AnyEvent, LoadProgress, PrefillProgress, TextDelta
+from cpuchat.quality.measure import QualityMeasurement
+from cpuchat.quality.messages import Text
 
 if TYPE_CHECKING:
-    from cpuchat.compare.comparison import Comparison
     from cpuchat.compare.runner import Side
-    from cpuchat.config.settings import Settings
-    from cpuchat.protocol.messages import AnyEvent
 
 
 _EPILOG = """\b
@@ -79,7 +79,7 @@ def compare(
     for side in sides:
         side.settings(chosen)  # refuses wrong values before anything is loaded
     text = " ".join(prompt)
-    if not text and sys.stdin is not None and sys.stdin.isatty():
+    if not text and is_terminal(sys.stdin):
         if as_json or rounds > 1:
             raise UsageError("No prompt given.", 'Give one, as in: cpuchat compare demo demo-q4 "Hello".')
         from cpuchat.cli.app import open_app
@@ -99,7 +99,7 @@ class _Run:
     def __init__(self, sides: tuple[Side, Side], settings: Settings, terminal: TerminalOutput, *, stream: bool) -> None:
         from cpuchat.compare.comparison import Comparison
 
-        self._comparison: Comparison = Comparison(sides, settings, library=Library(settings.model.folders))
+        self._comparison = Comparison(sides, settings, library=Library(settings.model.folders))
         self._comparison.tell = self._show
         self._terminal = terminal
         self._stream = stream
@@ -177,14 +177,13 @@ class _Run:
         above, below = words.sentences(comparison, turn)
         rows = table(words.rows(figures, comparison.names), right=(1, 2, 3))
         said = [[line for sentence in part for line in paragraph(sentence)] for part in (above, below)]
-        for line in (*said[0], *rows, "", *said[1]):
-            terminal.line(line)
+        lines = [*said[0], *rows, "", *said[1]]
         if turn.rounds and (found := turn.rounds[-1].agreement) is not None:
-            for line in words.places(found, comparison.names):
-                terminal.line(f"  {line}")
+            lines += [f"  {line}" for line in words.places(found, comparison.names)]
         if (choice := words.choice(comparison, turn)) is not None:
-            for line in ("", *choice[1]):
-                terminal.line(line)
+            lines += ["", *choice[1]]
+        for line in lines:
+            terminal.line(line)
 
 
 _MAX_TEXT = 64 << 20
@@ -203,15 +202,14 @@ Ctrl+C stops and prints the estimate so far; the same command resumes."""
 @click.argument("base")
 @click.argument("others", nargs=-1, required=True, metavar="OTHER...")
 @file_option("--text", "text", help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.")
-@stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory_policy"))
+@setting("engine.threads")
+@setting("engine.cores")
+@setting("engine.memory_policy")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool, **values: Any) -> int:
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
-    from cpuchat.quality.measure import QualityMeasurement
-    from cpuchat.quality.messages import Text
-
     chosen = overridden(values)
     library = Library(chosen.model.folders)
     texts = () if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),)

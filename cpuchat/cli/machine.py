@@ -12,17 +12,16 @@ import click
 
 from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
 from cpuchat.base.text import clean_line
-from cpuchat.cli.options import laid_over, model_path, setting, stacked
+from cpuchat.cli.options import laid_over, model_path, setting
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.present.table import table
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
-    from cpuchat.hardware.topology import Topology
     from cpuchat.measure.peak import ReadBandwidth
 
 ROOT = Path("/")
@@ -45,11 +44,9 @@ _STEADY = 0.9
 
 
 @click.command(epilog=_PROBE_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
-@stacked(
-    setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3."),
-    setting("engine.memory_policy"),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
-)  # fmt: skip
+@setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.")
+@setting("engine.memory_policy")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second.")
 def probe(as_json: bool, **values: Any) -> None:
     """Measure the read bandwidth of one core, one L3 group and all cores; then passes of small models with random
     weights, in every usual tensor type.

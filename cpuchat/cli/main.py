@@ -18,8 +18,9 @@ from click.core import ParameterSource
 from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.base.errors import CpuchatError, Interrupted, OutputFailed, UsageError
+from cpuchat.base.text import clean_line
 from cpuchat.cli.lazy import LazyGroup
-from cpuchat.cli.output import cleaned_output
+from cpuchat.cli.output import OutputClosed, cleaned_output, error_json, error_text, json_line
 from cpuchat.protocol.drafters import CHOICES
 
 SIGPIPE_STATUS = 141
@@ -117,7 +118,6 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
                 f"{'' if value is True else shown}".rstrip(),
             )
     if ctx.invoked_subcommand is not None or plain:  # the app says it itself
-        from cpuchat.base.text import clean_line
         from cpuchat.config.settings import unknown_keys
 
         if unknown := ", ".join(map(clean_line, unknown_keys())):
@@ -171,13 +171,9 @@ def _run(given: Sequence[str]) -> int:
         # `python -m` ends by the signal, whatever is returned, unless other such code has run since.
         exec("")
         return _fail(Interrupted("Stopped."), arguments) if "--json" in arguments else Interrupted.exit_code
-    except (BrokenPipeError, SystemExit):  # click makes an exit of the former
+    except (BrokenPipeError, OutputClosed, SystemExit):  # click makes an exit of the first
         return _reader_gone()
     except Exception as error:
-        from cpuchat.cli.terminal import OutputClosed
-
-        if isinstance(error, OutputClosed):
-            return _reader_gone()
         if os.environ.get("CPUCHAT_DEBUG"):
             import traceback
 
@@ -234,8 +230,6 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
 
 def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:
     """Report on stderr, or as an object on stdout when `--json` was asked for."""
-    from cpuchat.cli.output import error_json, error_text, json_line
-
     try:
         if "--json" in arguments and sys.stdout is not None:
             print(json_line(error_json(error)), flush=True)

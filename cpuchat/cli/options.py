@@ -46,15 +46,16 @@ def setting(key: str, help: str = "") -> Decorator:
 
 
 def section_options(*sections: str) -> Decorator:
-    """Return the options of all settings of these sections that have one."""
-    return stacked(
-        *(setting(key) for key, one in settings.DECLARED.items() if one.section in sections and one.words.is_option)
-    )
+    """Make the options of all settings of these sections that have one."""
+    declared = settings.DECLARED.items()
+    options = [setting(key) for key, one in declared if one.section in sections and one.words.is_option]
 
+    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
-def engine_options() -> Decorator:
-    """Return the options about cores, loading and drafting of commands that load a model."""
-    return section_options("engine", "speculation")
+    return apply
 
 
 def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
@@ -71,9 +72,6 @@ def with_preset(name: str | None, model: str | None, server: str | None) -> tupl
 
     preset = find_preset(name)
     return preset.applied_to(settings.load()), preset.model if preset.model and not (model or server) else model
-
-
-_OF_THE_WORKER = ("engine", "speculation")
 
 
 def server_model(
@@ -100,7 +98,7 @@ def worker_option(values: Mapping[str, Any]) -> str | None:
     """Return an option that is given and that only a model on this machine has, as `engine.threads`."""
     for name, value in values.items():
         section, _, key = name.partition("__")
-        if value is not None and section in _OF_THE_WORKER:
+        if value is not None and section in ("engine", "speculation"):
             return f"{section}.{key}"
     return None
 
@@ -114,17 +112,6 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
 
 
-def stacked(*decorators: Decorator) -> Decorator:
-    """Apply decorators so that the options appear in the given order."""
-
-    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
-
-
 def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
     """Return the settings with the given options laid over them. Raises SettingsError: config.toml is not valid;
     UsageError: values that do not go together, or cores, threads and nodes that are not allowed here.
@@ -136,7 +123,8 @@ def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Setti
             f"A V cache of type {engine.type_v} needs flash attention, which is off.",
             "Drop --flash-attn off, or use --cache-type-v f16.",
         )
-    if given := [name for name, option in _PLACED.items() if values.get(option) not in (None, "auto", "shared", 0)]:
+    placed = "cores", "threads", "memory_policy"
+    if given := [name for name in placed if values.get(f"engine__{name}") not in (None, "auto", 0)]:
         from cpuchat.hardware.placement.placement import PlacementSpec, check_given
         from cpuchat.hardware.topology import read_topology
 
@@ -171,11 +159,6 @@ def given_options(values: Mapping[str, Any]) -> dict[str, str]:
         changes = find_preset(name).changes
         found = {f"{section}.{key}": f"preset {name}" for section, set_ in changes.items() for key in set_}
     return found | {key: settings.DECLARED[key].option for key in keys}
-
-
-_PLACED = {
-    "cores": "engine__cores", "threads": "engine__threads", "memory_policy": "engine__memory_policy",
-}  # fmt: skip
 
 
 DEMO = "demo"

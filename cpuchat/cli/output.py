@@ -18,6 +18,10 @@ from cpuchat.base.text import Cleaner, clean, replace_unsafe
 _PASSED_ON = ("closed", "encoding", "errors", "fileno", "isatty", "writable")
 
 
+class OutputClosed(Exception):
+    """Raised when the reader of stdout is gone (`| head`): exit quietly."""
+
+
 class CleanStream:
     """Writes text to `stream` without terminal control sequences; `write_raw` is for our own.
 
@@ -74,12 +78,17 @@ def cleaned(stream: TextIO | None) -> CleanStream | None:
     return stream if stream is None or isinstance(stream, CleanStream) else CleanStream(stream)
 
 
-def write_output(file: Path, content: str | bytes, mode: int = 0o600) -> None:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether somebody reads or types there; None or closed: nobody."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def write_output(file: Path, content: str | bytes) -> None:
     """Write a file that the user named. Raises CpuchatError."""
     from cpuchat.base.files import write_atomically
 
     try:
-        write_atomically(file, content, mode=mode)
+        write_atomically(file, content)
     except OSError as error:
         raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
 

@@ -20,9 +20,9 @@ from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.cli.app import opening
 from cpuchat.cli.options import keeping_backend
-from cpuchat.cli.output import error_text
+from cpuchat.cli.output import error_text, is_terminal
 from cpuchat.cli.session import begin, each_interrupt, error_of, show_state, tell_notes
-from cpuchat.cli.terminal import Phrases, TerminalOutput, is_terminal
+from cpuchat.cli.terminal import Phrases, TerminalOutput
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config import settings
 from cpuchat.config.servers import Source

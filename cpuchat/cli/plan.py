@@ -15,10 +15,10 @@ from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
+from cpuchat.models.heads import is_own
 from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
     from cpuchat.planner.plan import CapacityPlan, MachineFor, MachineSpec, PlannedWorkload
 
 _EPILOG = """\b
@@ -35,6 +35,7 @@ MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b t
 colon. A figure is given as expected (low–high): an untuned and a tuned setup."""
 
 _ALL = "all"  # machines, for --on
+_TOKENS, _POSITIVE = click.IntRange(1, 10_000_000), click.FloatRange(0, 1e6, min_open=True)
 
 
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users.")
@@ -44,20 +45,13 @@ _ALL = "all"  # machines, for --on
 @click.option(
     "--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: as set, else 8192."
 )
-@click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
-@click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
+@click.option("--prompt", type=_TOKENS, metavar="N", help="Tokens of a prompt; default: 500.")
+@click.option("--answer", type=_TOKENS, metavar="N", help="Tokens of an answer; default: 300.")
+@click.option("--tok-s", type=_POSITIVE, metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
 @click.option(
-    "--tok-s",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    metavar="X",
-    help="Target tok/s per user; default: 5 (reading speed).",
-)
-@click.option(
-    "--usd-per-hour",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    metavar="USD",
+    "--usd-per-hour", type=_POSITIVE, metavar="USD",
     help="Price of the machine for an hour: adds the cost of a million tokens.",
-)
+)  # fmt: skip
 @click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: rates in tok/s, sizes in bytes.")
 def plan(
@@ -67,16 +61,7 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.models.heads import is_own
-    from cpuchat.planner.plan import (
-        catalog_plans,
-        fastest_first,
-        find_model,
-        included_head,
-        make_plan,
-        models_here,
-        usual_draft,
-    )
+    from cpuchat.planner import plan as planner
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
         raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
@@ -87,17 +72,20 @@ def plan(
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
     values["ctx"] = values["ctx"] or chosen.engine.n_ctx
-    workload, options, here = _workload(**values), chosen.load_options(), models_here(catalog, chosen)
+    workload, options, here = _workload(**values), chosen.load_options(), planner.models_here(catalog, chosen)
     if model is None:
-        plans = catalog_plans(_machine(machine, chosen), catalog, workload, here, options)
+        plans = planner.catalog_plans(_machine(machine, chosen), catalog, workload, here, options)
         return _show_catalog(_machine(machine, chosen)(None, None), workload, plans, values["tok_s"], as_json)
-    wanted = find_model(model, catalog, chosen)
-    drafting = find_model(draft, catalog, chosen) if draft is not None else usual_draft(wanted, catalog, here, chosen)
+    wanted = planner.find_model(model, catalog, chosen)
+    if draft is not None:
+        drafting = planner.find_model(draft, catalog, chosen)
+    else:
+        drafting = planner.usual_draft(wanted, catalog, here, chosen)
     if drafting is not None and wanted.path and is_own(Path(wanted.path), Path(drafting.path)):
-        drafting = included_head(wanted) or drafting
-    plan_on = functools.partial(make_plan, model=wanted, workload=workload, draft=drafting, options=options)
+        drafting = planner.included_head(wanted) or drafting
+    plan_on = functools.partial(planner.make_plan, model=wanted, workload=workload, draft=drafting, options=options)
     if machine == _ALL:
-        plans = fastest_first(map(plan_on, _every_machine()))
+        plans = planner.fastest_first(map(plan_on, _every_machine()))
         if as_json:
             return print_json(msgspec.to_builtins(plans))
         click.echo(f"{wanted.name} {wanted.quantization}, the fastest machine first\n")
@@ -137,15 +125,13 @@ def _workload(
 ) -> PlannedWorkload:
     from cpuchat.planner.plan import PlannedWorkload
 
-    given = {"n_prompt": prompt, "n_answer": answer, "tok_s": tok_s, "usd_per_hour": usd_per_hour}
-    usual = msgspec.structs.replace(
-        PlannedWorkload(n_ctx=1 << 30), **{name: value for name, value in given.items() if value}
-    )
+    given: dict[str, Any] = {"n_prompt": prompt, "n_answer": answer, "tok_s": tok_s, "usd_per_hour": usd_per_hour}
+    usual = PlannedWorkload(n_ctx=1 << 30, **{name: value for name, value in given.items() if value})
     # Long prompts and answers make the default context longer.
     return msgspec.structs.replace(usual, n_ctx=ctx or max(PlannedWorkload().n_ctx, usual.n_prompt + usual.n_answer))
 
 
-def _machine(name: str | None, chosen: Settings) -> MachineFor:
+def _machine(name: str | None, chosen: settings.Settings) -> MachineFor:
     """Return the machine to plan on. Raises UsageError."""
     from cpuchat.planner.plan import HERE, ThisMachine, find_machine
 

@@ -96,11 +96,10 @@ def compose(question: str, material: str, *, raw: bool) -> str:
     question = "" if question == "-" else question
     require_text(question, "The question")
     if raw:
-        material = material.removesuffix("\n").removesuffix("\r")
-        parts = [part for part in (question, material) if part]
+        parts = question, material.removesuffix("\n").removesuffix("\r")
     else:
-        parts = [part for part in (question.strip(), material.strip("\r\n").rstrip()) if part]
-    prompt = "\n\n".join(parts)
+        parts = question.strip(), material.strip("\r\n").rstrip()
+    prompt = "\n\n".join(filter(None, parts))
     if not prompt.strip() and not (raw and prompt):
         raise UsageError("No question given.", 'Give one, such as "Why is the sky blue?", or pipe it in.')
     return prompt

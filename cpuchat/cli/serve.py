@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import UsageError
-from cpuchat.cli.options import (
-    engine_options,
-    model_path,
-    overridden,
-    prepared_backend,
-    require_draft_in_use,
-    setting,
-    stacked,
-)
+from cpuchat.cli.options import model_path, overridden, prepared_backend, require_draft_in_use, section_options, setting
 from cpuchat.cli.terminal import TerminalOutput
-from cpuchat.config.servers import is_loopback
+from cpuchat.config.servers import RunningServer, is_loopback, recorded, running_servers
+from cpuchat.config.settings import Settings
+from cpuchat.present.answers import note, summary
 from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.config.settings import Settings
     from cpuchat.serving.service import RequestRecord
 
 
@@ -65,36 +58,30 @@ class _Parallel(click.ParamType):
 
 @click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI and Anthropic dialects).")
 @click.argument("model", required=False, metavar="[MODEL]")
-@stacked(
-    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    click.option(
-        "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one."
-    ),
-    click.option(
-        "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
-    ),
-    click.option(
-        "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
-    ),
-    click.option(
-        "--parallel",
-        type=_Parallel(),
-        default=1,
-        metavar="N",
-        help="Answers at once, each with a context of its own; auto: up to 4 if memory allows. Default: 1.",
-    ),
-    click.option(
-        "--idle-unload",
-        type=click.FloatRange(0, 100_000),
-        default=0,
-        metavar="MINUTES",
-        help="Unload the model when it is idle for so long; the next request loads it again. Default: 0 = never.",
-    ),
-    click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
-    setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
-    engine_options(),
-    click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one.")
+@click.option(
+    "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
 )
+@click.option("--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N")
+@click.option(
+    "--parallel",
+    type=_Parallel(),
+    default=1,
+    metavar="N",
+    help="Answers at once, each with a context of its own; auto: up to 4 if memory allows. Default: 1.",
+)
+@click.option(
+    "--idle-unload",
+    type=click.FloatRange(0, 100_000),
+    default=0,
+    metavar="MINUTES",
+    help="Unload the model when it is idle for so long; the next request loads it again. Default: 0 = never.",
+)
+@click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none.")
+@setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit.")
+@section_options("engine", "speculation")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors.")
 def serve(
     model: str | None,
     host: str,
@@ -120,7 +107,6 @@ def serve(
     local_backend.resumes = True
     backend = SwitchingBackend(local_backend)
     try:
-        from cpuchat.config.servers import running_servers
         from cpuchat.serving.server import TOKEN_VARIABLE, PortInUse, listen, read_token
 
         token = read_token()
@@ -136,8 +122,7 @@ def serve(
         local = all(is_loopback(one.getsockname()[0]) for one in listeners)  # the name of a host does not say it
         if not local and not token:
             raise UsageError(
-                f"Listening on {host} needs a token: others could use this machine.",
-                f"Set {TOKEN_VARIABLE}.",
+                f"Listening on {host} needs a token: others could use this machine.", f"Set {TOKEN_VARIABLE}."
             )
     except BaseException:
         backend.kill()
@@ -156,7 +141,6 @@ async def _serve(
     Returns the exit code.
     """
     from cpuchat.cli.session import Session, tell_notes
-    from cpuchat.config.servers import RunningServer, recorded
     from cpuchat.models.ollama import file_name
     from cpuchat.serving.app import make_app
     from cpuchat.serving.server import serving, url
@@ -209,8 +193,6 @@ async def _signal(backend: SwitchingBackend) -> None:
 
 def _log(done: RequestRecord, terminal: TerminalOutput) -> None:
     """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
-    from cpuchat.present.answers import note, summary
-
     parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
     if done.result != "ok":
         parts.append(done.result.replace("_", " "))

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
@@ -33,7 +33,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.conversation import Conversation
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
 @dataclass
@@ -66,18 +66,10 @@ def begin(work: Coroutine[Any, Any, None]) -> None:
     task.add_done_callback(_BESIDE.discard)
 
 
-class Stoppable(Protocol[T_co]):
-    """Something that runs for minutes. `kill` does not wait for its worker."""
-
-    async def run(self) -> T_co: ...
-
-    async def stop(self, *, kill: bool = False) -> None: ...
-
-
-async def run_stoppable(running: Stoppable[T_co]) -> T_co:
-    """Run a measurement until it ends; the first Ctrl+C stops it, a second one kills its worker."""
-    with each_interrupt(lambda presses: begin(running.stop(kill=presses > 1))):
-        return await running.run()
+async def stoppable(run: Awaitable[T], stop: Callable[..., Coroutine[Any, Any, None]]) -> T:
+    """Run a measurement until it ends; the first Ctrl+C stops it, a second one kills its worker (`kill`)."""
+    with each_interrupt(lambda presses: begin(stop(kill=presses > 1))):
+        return await run
 
 
 class Session:
@@ -88,9 +80,8 @@ class Session:
 
     def __init__(self, settings: Settings, terminal: TerminalOutput, backend: SwitchingBackend | None = None) -> None:
         """`backend` is closed with the session; None: a new one. No chat is kept."""
-        self._backend = backend or SwitchingBackend()
-        self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
-        self._terminal = terminal
+        self.conversation = Conversation(settings=settings, backend=backend or SwitchingBackend(), store=None)
+        self.terminal = terminal
         self.interrupted = False
         self.on_interrupt: Callable[[], object] = lambda: None
         """Called with each Ctrl+C."""
@@ -101,15 +92,15 @@ class Session:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._terminal.clear_progress()
+        self.terminal.clear_progress()
         await self.conversation.close()
         self._stack.close()
 
     def _on_interrupt(self, presses: int) -> None:
         self.interrupted = True
         self.on_interrupt()
-        if presses > 1 and self._backend.pid is not None:
-            self._backend.kill()
+        if presses > 1 and self.conversation.backend.pid is not None:
+            self.conversation.backend.kill()
         else:
             begin(self.conversation.stop())
 
@@ -143,17 +134,17 @@ class Session:
                 match event:
                     case TextDelta(channel="reasoning"):
                         answer.reasoning += event.text
-                        self._terminal.reasoning(event.text if prints else "")
+                        self.terminal.reasoning(event.text if prints else "")
                     case TextDelta(text=text):
                         answer.text += text
-                        self._terminal.answer(text if prints else "")
+                        self.terminal.answer(text if prints else "")
                     case GenerationFinished():
                         answer.finished = event
                     case CallsMade():  # the answer goes on after them, what is said then is a paragraph of its own
                         answer.finished, when = None, "during a tool call"
                         paragraph = "\n\n" if event.said else ""
                         answer.text += paragraph
-                        self._terminal.answer(paragraph if prints else "")
+                        self.terminal.answer(paragraph if prints else "")
         if answer.finished is None:
             raise Interrupted(f"Stopped {when}.")
         return answer.finished
@@ -164,7 +155,7 @@ class Session:
             begin(self.conversation.stop())  # Ctrl+C came before the worker was ready for it
         if isinstance(event, Failed):
             raise error_of(event, is_interrupted=self.interrupted)
-        show_state(event, self._terminal, self.conversation.meter.prefill_left_s())
+        show_state(event, self.terminal, self.conversation.meter.prefill_left_s())
 
 
 def tell_notes(conversation: Conversation, model: ModelInfo, terminal: TerminalOutput, by: str = "") -> None:
@@ -176,10 +167,8 @@ def tell_notes(conversation: Conversation, model: ModelInfo, terminal: TerminalO
 def show_state(event: object, terminal: TerminalOutput, prefill_left_s: float | None = None) -> None:
     """Print how far a load or an answer is, and what it calls; other events are ignored."""
     match event:
-        case PrefillProgress():
+        case LoadProgress() | PrefillProgress():
             terminal.progress(event, prefill_left_s)
-        case LoadProgress():
-            terminal.progress(event)
         case Reconnecting():
             terminal.status(reconnecting(event))
         case ContextTrimmed():

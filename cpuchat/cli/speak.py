@@ -11,7 +11,7 @@ import click
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError
-from cpuchat.cli.options import file_option, laid_over, section_options, stacked
+from cpuchat.cli.options import file_option, laid_over, section_options
 from cpuchat.cli.question import INPUT_LIMIT, TextCommand, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput
 
@@ -29,11 +29,9 @@ Code blocks are announced and skipped, links are read by their text, numbers wit
 
 @click.command(cls=TextCommand, n_before=sys.maxsize, epilog=_EPILOG)
 @click.argument("text", nargs=-1, metavar="[TEXT|FILE]...")
-@stacked(
-    file_option("-o", "--output", help="Write a WAV file instead of playing."),
-    section_options("speech"),
-    click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors."),
-)  # fmt: skip
+@file_option("-o", "--output", help="Write a WAV file instead of playing.")
+@section_options("speech")
+@click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors.")
 def speak(text: tuple[str, ...], output: Path | None, quiet: bool, **values: Any) -> None:
     """Read TEXT, or the Markdown or text FILE, aloud. Without either, standard input is read."""
     import asyncio

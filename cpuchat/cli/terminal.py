@@ -9,25 +9,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from typing import TextIO
 
 import click
 
 from cpuchat.base.text import clean, clean_line
-from cpuchat.cli.output import cleaned
+from cpuchat.cli.output import OutputClosed, cleaned, is_terminal
 from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progress
 from cpuchat.present.table import table
 from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 _SAY_SECONDS = 5.0
-
-
-class OutputClosed(Exception):
-    """Raised when the reader of stdout is gone (`| head`): exit quietly."""
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
 
 
 class TerminalOutput:
@@ -111,12 +102,10 @@ class TerminalOutput:
 
     def progress(self, event: LoadProgress | PrefillProgress, left_s: float | None = None) -> None:
         """Show the progress of a load or prompt, `left_s` left, on a line that is replaced; terminals only."""
-        match event:
-            case LoadProgress(phase=phase):
-                text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skips=False)
-            case PrefillProgress():
-                text = prefill_progress(event, left_s)
-        self.status(text)
+        if isinstance(event, PrefillProgress):
+            return self.status(prefill_progress(event, left_s))
+        name = "the server" if event.phase in SERVER_PHASES else "the model"
+        return self.status(load_progress(name, event, skips=False))
 
     def status(self, text: str) -> None:
         """Show a line on stderr that the next output replaces; terminals only."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.terminal import is_terminal
+from cpuchat.cli.output import is_terminal
 
 if TYPE_CHECKING:
     from cpuchat.cli.session import Session
@@ -43,11 +43,7 @@ def tools_of(values: Mapping[str, Any], terminal: TerminalOutput, *, raw: bool, 
 
 
 def tool_loop(
-    names: Sequence[str],
-    terminal: TerminalOutput,
-    *,
-    is_allowed: bool = False,
-    remedy: str = "",
+    names: Sequence[str], terminal: TerminalOutput, *, is_allowed: bool = False, remedy: str = ""
 ) -> ToolLoop | None:
     """Return the tools of MCP servers, None without any. Raises UsageError, SettingsError.
 

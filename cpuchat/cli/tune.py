@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 import msgspec
 
@@ -11,9 +9,6 @@ from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import model_path, overridden
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
-
-if TYPE_CHECKING:
-    from cpuchat.tune.tuner import Tuner, TuneResult
 
 _EPILOG = """\b
 Examples:
@@ -41,6 +36,9 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
+    import asyncio
+
+    from cpuchat.cli.session import stoppable
     from cpuchat.models.gguf.header import known_as
     from cpuchat.models.machine import TunedSettings
     from cpuchat.models.ollama import file_name
@@ -53,26 +51,7 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
         known = TunedSettings().forget(path)
         click.echo(f"{known_as(path)}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
         return 0
-    result = _run(Tuner(path, chosen))
-    if as_json:
-        print_json({"path": str(path), **msgspec.to_builtins(result)})
-    else:
-        echo_table([words.HEADINGS, *map(words.row, result.choices)], words.RIGHT)
-        click.echo()
-        for line in words.summary(result, undo=f"cpuchat tune {file_name(path)} --undo reverts"):
-            echo_paragraph(line)
-        echo_paragraph(f"Took {result.seconds:.0f} s.")
-    return Interrupted.exit_code if result.stopped else 0
-
-
-def _run(tuner: Tuner) -> TuneResult:
-    """Tune with the progress on stderr. Raises as `Tuner.run`."""
-    import asyncio
-
-    from cpuchat.cli.session import run_stoppable
-    from cpuchat.present import tune as words
-
-    terminal, said = TerminalOutput(), 0
+    tuner, terminal, said = Tuner(path, chosen), TerminalOutput(), 0
 
     def tell() -> None:
         nonlocal said
@@ -85,6 +64,15 @@ def _run(tuner: Tuner) -> TuneResult:
 
     tuner.tell = tell
     try:
-        return asyncio.run(run_stoppable(tuner))
+        result = asyncio.run(stoppable(tuner.run(), tuner.stop))
     finally:
         terminal.clear_progress()
+    if as_json:
+        print_json({"path": str(path), **msgspec.to_builtins(result)})
+    else:
+        echo_table([words.HEADINGS, *map(words.row, result.choices)], words.RIGHT)
+        click.echo()
+        for line in words.summary(result, undo=f"cpuchat tune {file_name(path)} --undo reverts"):
+            echo_paragraph(line)
+        echo_paragraph(f"Took {result.seconds:.0f} s.")
+    return Interrupted.exit_code if result.stopped else 0

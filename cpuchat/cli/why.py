@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
-from cpuchat.cli.options import engine_options, model_path, overridden
+from cpuchat.cli.options import model_path, overridden, section_options
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
-
-if TYPE_CHECKING:
-    from cpuchat.bench.why import SettingFacts
 
 _EPILOG = """\b
 Examples:
@@ -31,14 +28,14 @@ Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such mode
 @click.command(epilog=_EPILOG)
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@engine_options()
+@section_options("engine", "speculation")
 def why(model: str | None, as_json: bool, **values: Any) -> int:
     """Prove which settings of MODEL work on this machine.
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     from cpuchat.bench.results import read_environment
-    from cpuchat.bench.why import prove
+    from cpuchat.bench.why import SettingFacts, prove
     from cpuchat.cli.session import Session
     from cpuchat.present import why as words
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,16 +21,7 @@ from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageEr
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, score_answers
 from cpuchat.compare.choice import FilePair, read_pair
-from cpuchat.compare.runner import (
-    KeptTokens,
-    Round,
-    Runner,
-    Side,
-    TokenText,
-    Turn,
-    fit_together,
-    short_names,
-)
+from cpuchat.compare.runner import KeptTokens, Round, Runner, Side, TokenText, Turn, fit_together, short_names
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.process import process_memory
 from cpuchat.measure.turns import in_order
@@ -44,7 +35,6 @@ if TYPE_CHECKING:
 
 
 Tell = Callable[[int, AnyEvent], None]
-T = TypeVar("T")
 
 
 class Comparison:

@@ -43,7 +43,6 @@ class ComparisonRow:
     """One figure of both sides; None is "not known". Rates per second, `memory` and `bytes` (per token) in bytes,
     shares 0 to 1."""
 
-    name: Name
     a: Value | None
     b: Value | None
 
@@ -109,7 +108,7 @@ def figures_of(rounds: Sequence[Round]) -> ComparisonFigures:
             [value for one in counted if (value := figure(name, one.answers[side])) is not None] for side in (0, 1)
         ]
         if any(known):
-            rows[name] = ComparisonRow(name, *(Value.of(values) if values else None for values in known))
+            rows[name] = ComparisonRow(*(Value.of(values) if values else None for values in known))
     return ComparisonFigures(rows, _verdict(rows, complete or counted), len(complete))
 
 

@@ -103,8 +103,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The model with its quantization: `Qwen2.5-1.5B-Instruct Q8_0`."""
         model = self.model or known_as(Path(self.path))
-        parts = [model, *([] if self.quantization.lower() in model.lower() else [self.quantization])]
-        return " ".join(parts)
+        return model if self.quantization.lower() in model.lower() else f"{model} {self.quantization}"
 
     @property
     def label(self) -> str:
@@ -365,8 +364,11 @@ class Runner:
                     elif isinstance(event, LoadCancelled):
                         return False
                     tell(event)
-        except (CpuchatError, OSError) as error:
-            self.failed = _failed(error)
+        except CpuchatError as error:
+            self.failed = Failed.of(error)
+            tell(self.failed)
+        except OSError as error:
+            self.failed = Failed(code="error", message=str(error))
             tell(self.failed)
         if self.failed is not None or self.conversation.model is None:
             return False
@@ -381,11 +383,7 @@ class Runner:
         return True
 
     async def answer(
-        self,
-        turns: Sequence[Turn],
-        into: SideAnswer,
-        tell: Callable[[AnyEvent], None],
-        stopped: Callable[[], bool],
+        self, turns: Sequence[Turn], into: SideAnswer, tell: Callable[[AnyEvent], None], stopped: Callable[[], bool]
     ) -> None:
         """Answer the prompt of the last of `turns`, from the start: nothing of an earlier answer is reused."""
         conversation = self.conversation
@@ -402,7 +400,7 @@ class Runner:
                     if stopped():  # asked for when it had not begun
                         await self.conversation.stop()
         except CpuchatError as error:
-            into.failed = _failed(error)
+            into.failed = Failed.of(error)
             tell(into.failed)
 
     async def score(self, command: Score) -> TokensScored:
@@ -442,9 +440,3 @@ class Runner:
                 into.roofline, into.model = self.conversation.figures().roofline, self.model
             case Failed():
                 into.failed, into.stop_reason = event, event.code
-
-
-def _failed(error: Exception) -> Failed:
-    if isinstance(error, CpuchatError):
-        return Failed.of(error)
-    return Failed(code="error", message=str(error))

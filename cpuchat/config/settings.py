@@ -47,6 +47,8 @@ MemoryPolicy = Annotated[
     ),
 ]
 
+_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)] | None
+
 Changes = dict[str, dict[str, Any]]
 """Values to set, by section and key."""
 
@@ -107,13 +109,10 @@ class SamplingSection(SettingsSection):
     ] = None
     repeat_last_n: Annotated[Count | None, Setting("Penalty window", "tokens that the penalties look back at")] = None
     presence_penalty: Annotated[
-        Annotated[float, Meta(ge=-2.0, le=2.0)] | None,
+        _Penalty,
         Setting("Presence penalty", "once for every token already used; 0 = off"),
     ] = None
-    frequency_penalty: Annotated[
-        Annotated[float, Meta(ge=-2.0, le=2.0)] | None,
-        Setting("Frequency penalty", "for every use of a token; 0 = off"),
-    ] = None
+    frequency_penalty: Annotated[_Penalty, Setting("Frequency penalty", "for every use of a token; 0 = off")] = None
     seed: Annotated[
         int, Meta(ge=-1, le=(1 << 63) - 1), Setting("Seed", "same seed, same answer; -1 = random", is_option=True)
     ] = -1
@@ -214,9 +213,8 @@ class SpeechSection(SettingsSection):
 
 
 class UiSection(SettingsSection):
-    theme: Annotated[str, Setting("Theme", "auto follows the terminal's background", is_basic=True)] = (
-        "auto"  # cpuchat or cpuchat-light
-    )
+    # auto: cpuchat or cpuchat-light
+    theme: Annotated[str, Setting("Theme", "auto follows the terminal's background", is_basic=True)] = "auto"
     telemetry: Annotated[bool, Setting("Figures", "panel or line with live figures (F3)")] = True
     all_figures: Annotated[bool, Setting("All figures", "each with its source, in the panel (F3 twice)")] = False
     sidebar: Annotated[bool, Setting("Chat list", "at the left (F8)")] = True
@@ -382,10 +380,8 @@ def update_state(values: dict[str, Any]) -> None:
 
 
 def _remembered() -> Changes:
-    state = read_state()
-    found = {section: {name: getattr(state, name) for name in names} for section, names in REMEMBERED.items()}
-    return {section: {name: value for name, value in values.items() if value is not None}
-            for section, values in found.items()}  # fmt: skip
+    known = {name: value for name, value in msgspec.structs.asdict(read_state()).items() if value is not None}
+    return {section: {name: known[name] for name in names if name in known} for section, names in REMEMBERED.items()}
 
 
 def load() -> Settings:

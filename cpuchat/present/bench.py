@@ -169,10 +169,8 @@ def markdown(report: Report) -> list[str]:
 
 def summary(report: Report) -> list[str]:
     """Return the table of a report with its notes as Markdown."""
-    lines, names = (
-        [f"{common(report)}; {units.plural(report.rounds, 'round')}: median ± half of the range.", ""],
-        varying(report.results),
-    )
+    lines = [f"{common(report)}; {units.plural(report.rounds, 'round')}: median ± half of the range.", ""]
+    names = varying(report.results)
     decoded = {one.cell: one.median("decode") for one in report.results}
     rows = [_row(one, names, decoded.get(_of_one_user(one.cell))) for one in report.results]
     lines += markdown_table([HEADINGS, *rows], RIGHT)

@@ -12,16 +12,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.compare.agreement import Agreement, UnlikelyWord
 from cpuchat.compare.choice import choose
 from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.figures import (
-    MAX_REACHED,
-    MIN_ROUNDS,
-    ComparisonFigures,
-    ComparisonRow,
-    Name,
-    Value,
-    Verdict,
-    figures_of,
-)
+from cpuchat.compare.figures import MAX_REACHED, MIN_ROUNDS, ComparisonFigures, Name, Value, Verdict, figures_of
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, SideAnswer, Turn
 from cpuchat.models.gguf.parse import PRECISE
@@ -60,11 +51,11 @@ _FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def cell(row: ComparisonRow, value: Value | None, *, spread: bool) -> str:
+def cell(name: Name, value: Value | None, *, spread: bool) -> str:
     """A figure with the range of its rounds: `46.2 tok/s (45.9–46.7)`."""
     if value is None:
         return "n/a"
-    _, words = _FIGURES[row.name]
+    _, words = _FIGURES[name]
     text = words(value.median)
     if not spread or value.n < MIN_ROUNDS or value.low == value.high:
         return text
@@ -78,7 +69,7 @@ def rows(figures: ComparisonFigures, names: Sequence[str]) -> list[tuple[str, st
     """Return the table with its headings: label, A, B, B ÷ A; – for a ratio of what other programs disturbed."""
     table = [("", names[0], names[1], "B ÷ A")]
     for name, row in figures.rows.items():
-        a, b = (cell(row, value, spread=figures.medians) for value in (row.a, row.b))
+        a, b = (cell(name, value, spread=figures.medians) for value in (row.a, row.b))
         ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
         if ratio and figures.verdict.kind == "disturbed" and name not in ("per_pass", "memory", "bytes"):
             ratio = "–"

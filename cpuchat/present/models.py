@@ -10,37 +10,35 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line
-from cpuchat.models.catalog import PACE
+from cpuchat.models.catalog import PACE, CatalogModel
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
-from cpuchat.models.gguf.header import known_as
+from cpuchat.models.fit import describe, lazy_bytes
+from cpuchat.models.gguf.header import GGUFHeader, known_as
 from cpuchat.models.gguf.parse import BY_NAME, PRECISE
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
-from cpuchat.models.quantize.types import TYPES, SpeedHere, speed_here
-from cpuchat.models.traffic import N_PAST
+from cpuchat.models.library.places import LocalModel
+from cpuchat.models.machine import Machine
+from cpuchat.models.prediction import Prediction, predict
+from cpuchat.models.quantize.types import TYPES, Forecast, QuantType, SpeedHere, speed_here
+from cpuchat.models.traffic import N_PAST, model_work
 from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ROUGH
 from cpuchat.telemetry.units import about, plural, size, tokens
 
 if TYPE_CHECKING:
-    from cpuchat.models.catalog import CatalogModel
     from cpuchat.models.drafts.choice import PlannedDraft
-    from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.library.places import LocalModel
-    from cpuchat.models.machine import Machine
-    from cpuchat.models.prediction import Prediction
-    from cpuchat.models.quantize.types import Forecast, QuantType
-    from cpuchat.protocol.messages import LoadOptions
 
 
 Rows = list[tuple[str, str]]
@@ -110,8 +108,6 @@ def _other(model: Inspection) -> Rows:
 
 
 def _memory(model: Inspection) -> Rows:
-    from cpuchat.models.fit import lazy_bytes
-
     lazy = lazy_bytes(model.header) if model.tables else 0
     on_disk = f"; {units.size(lazy)} of them stay on disk and count as no memory" if lazy else ""
     tables = f"{units.size(model.tables)}, of which a token reads single rows{on_disk}"
@@ -285,14 +281,9 @@ def _vocabulary(candidate: DraftCandidate) -> str:
     return f"compatible. {candidate.verdict.note}" if candidate.verdict.note else "compatible"
 
 
-_PURPOSES = MappingProxyType(
-    {"chat": "chat", "code": "code", "reasoning": "reasoning at length", "draft": "draft model, not for chat"}
-)
-
-
 def purpose(model: CatalogModel) -> str:
     """Return the purpose of a catalog model."""
-    return _PURPOSES[model.use]
+    return {"reasoning": "reasoning at length", "draft": "draft model, not for chat"}.get(model.use, model.use)
 
 
 def verdict(prediction: Prediction | None) -> str:
@@ -500,11 +491,6 @@ class TypePrediction:
 
 def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
     """Predict what `forecast` gives on `machine`. Takes some milliseconds: call it in a thread."""
-    from cpuchat.models.cpu_modules import engine_cpu
-    from cpuchat.models.fit import describe
-    from cpuchat.models.prediction import predict
-    from cpuchat.models.traffic import model_work
-
     return TypePrediction(
         forecast=forecast,
         prediction=predict(forecast.header, options, machine),

@@ -57,18 +57,12 @@ def lines(plan: CapacityPlan) -> Lines:
     reading, computing = (rates(one, units.rate) for one in (plan.memory_ceiling, plan.compute_ceiling))
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
-        (
-            "",
-            f"{_decoding(machine)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}",
-        ),
+        ("", f"{_decoding(machine)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}"),
         (
             "first token",
             f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
         ),
-        (
-            "ceilings",
-            f"reading {sign} {reading}, computing {sign} {computing} tok/s",
-        ),
+        ("ceilings", f"reading {sign} {reading}, computing {sign} {computing} tok/s"),
     ]
     found += [*_draft_lines(plan), *_shared(plan)]
     if plan.usd_per_million is not None:

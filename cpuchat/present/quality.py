@@ -53,10 +53,9 @@ def _word(same: float) -> str:
     return next(word for min_share, word in _WORDS if same >= min_share)
 
 
-def headlines(measurement: QualityMeasurement) -> list[str]:
-    """Return `Q4_K_M: about 1 token in 7 would differ …` for each file that has a figure."""
-    found = [(label(one), summary) for one in measurement.comparisons if (summary := one.summary()) is not None]
-    return [f"{name}: {in_words(summary)}." for name, summary in found]
+def _measured(measurement: QualityMeasurement) -> list[tuple[QualityLoss, Summary]]:
+    """Return the files that have a figure."""
+    return [(one, summary) for one in measurement.comparisons if (summary := one.summary()) is not None]
 
 
 def label(comparison: QualityLoss) -> str:
@@ -96,10 +95,7 @@ def _error(estimate: Estimate) -> str:
 def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
     """Return the table: a row for each file that has a figure, below it one for each kind of text."""
     found: list[tuple[str, ...]] = []
-    for comparison in measurement.comparisons:
-        summary = comparison.summary()
-        if summary is None:
-            continue
+    for comparison, summary in _measured(measurement):
         kinds = measurement.by_kind(comparison)
         shown = [(label(comparison), summary), *((f"  {kind}", one) for kind, one in kinds if len(kinds) > 1)]
         found += [cells(name, one) for name, one in shown]
@@ -108,8 +104,7 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
 
 def verdicts(measurement: QualityMeasurement) -> list[str]:
     """Return sentences: what was measured, and which files must not be ranked."""
-    measured = [one for one in measurement.comparisons if one.windows]
-    found = [(label(one), summary) for one in measured if (summary := one.summary()) is not None]
+    found = _measured(measurement)
     if not found:
         return ["No windows measured yet."]
     fewest = min(summary.n for _, summary in found)
@@ -117,12 +112,12 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     sentences = [f"{units.plural(fewest, 'position')} scored; base {base}, perplexity {found[0][1].ppl_base:,.2f}."]
     if fewest < MIN_POSITIONS:
         sentences.append("Too few positions for a reliable estimate: use a longer text.")
-    for first, second in combinations(measured, 2):
+    for (first, _), (second, _) in combinations(found, 2):
         if first.is_like(second):
             sentences.append(f"{label(first)} and {label(second)} are indistinguishable on this text.")
-    for name, summary in found:
+    for one, summary in found:
         if summary.kld.interval.low <= 0:
-            sentences.append(f"{name} is indistinguishable from the base on this text.")
+            sentences.append(f"{label(one)} is indistinguishable from the base on this text.")
     return sentences
 
 
@@ -130,7 +125,9 @@ def report(measurement: QualityMeasurement) -> list[str]:
     """Return all that was measured as lines: what each file loses in words, the table, and where most."""
     lines, found = list[str](), rows(measurement)
     if found:
-        lines = [*headlines(measurement), "", *table([HEADINGS, *found]), ""]
+        # `Q4_K_M: about 1 token in 7 would differ …`
+        headlines = [f"{label(one)}: {in_words(summary)}." for one, summary in _measured(measurement)]
+        lines = [*headlines, "", *table([HEADINGS, *found]), ""]
     lines += verdicts(measurement)
     for comparison in measurement.comparisons:
         if comparison.worst:

@@ -17,11 +17,7 @@ from cpuchat.tools.loop import Choice
 if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer
 
-CHOICES: dict[Choice, str] = {
-    "refuse": "Refuse",
-    "once": "Run once",
-    "chat": "Always in this chat",
-}
+CHOICES: dict[Choice, str] = {"refuse": "Refuse", "once": "Run once", "chat": "Always in this chat"}
 LONGEST_NAME = 64  # characters
 _LONGEST = 44  # characters of the arguments in a title
 _MAX_SPACES = 8  # in a row that are shown as they are

@@ -18,14 +18,16 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
+from cpuchat.base.errors import SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean, clean_line
-from cpuchat.config.servers import Source
-from cpuchat.config.settings import unknown_keys
+from cpuchat.config.servers import KeyRing, Source
+from cpuchat.config.settings import SettingSources, unknown_keys
 from cpuchat.models.library.library import Library
 from cpuchat.session.attachments import start_folder
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.units import plural
+from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tui import clipboard, commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
@@ -38,11 +40,7 @@ from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
-    from cpuchat.base.errors import SettingsError
     from cpuchat.compare.comparison import Sides
-    from cpuchat.config.servers import KeyRing
-    from cpuchat.config.settings import SettingSources
-    from cpuchat.tools.config import ToolServerConfig
 
 _INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
 _TWICE_SECONDS = 3.0
@@ -65,7 +63,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     # The chat is the default screen, whose own sheet Textual does not load. Subclasses are in other folders.
     CSS_PATH: ClassVar = [Path(__file__).parent / "app.tcss", Path(__file__).parent / "chat/chat.tcss"]
     TITLE = "cpuchat"
-    ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar = {commands.Commands}
     PAUSE_GC_ON_SCROLL = True
     SUSPENDED_SCREEN_CLASS = ""  # see LeanScreen
@@ -102,7 +99,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._own_themes, self._own_keys = themes.load_themes(), keys.load_keymap()
         for theme in self._own_themes.themes.values():
             self.register_theme(theme)
-        self.services.use_keymap(self._own_keys.moved)
+        self.services.keymap = self._own_keys.moved
+        self.set_keymap({id: moved or keys.unbound(id) for id, moved in self._own_keys.moved.items()})
         self.asks_background = self.console.color_system != "standard"
         self._is_light = is_light_at_start()
         # While no style sheet has been parsed: changing the theme later parses all of them again.
@@ -156,8 +154,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """
         for shown in [one for one in self._notifications if one.severity == "information"]:
             self._unnotify(shown, refresh=False)
-        head = clean_line(title)
-        if head:
+        if head := clean_line(title):
             message = f"{escape(head) if markup else head}: {message}"
         super().notify(clean(message), severity=severity, timeout=timeout, markup=markup)
 

@@ -140,9 +140,7 @@ class Downloading:
         self._waiting.pop(download.id, None)
         self._stepped.set()
         self.changed.publish(download)
-        if before is None:  # restored: it ended in another run
-            return
-        if download.state not in ("done", "failed"):
+        if before is None or download.state not in ("done", "failed"):  # None: restored, and ended in another run
             return
         self._newest = download.id
         title = downloads.download_title(download.order.model)
@@ -191,9 +189,8 @@ class Quantizing:
 
     async def close(self) -> None:
         """Stop, and wait for it."""
-        worker = self._worker
-        self.stop()
-        if worker is not None:
+        if (worker := self._worker) is not None:
+            worker.cancel()
             await result_of(worker)
 
     async def _make(self, job: QuantizeJob) -> None:

@@ -80,13 +80,9 @@ _NAMES = {
 
 
 _SCREENS = {
-    "draft_models": "Draft models",
-    "other_side": "Compare with",
-    "replay": "Recording",
-    "options": "This chat",
-    "repository": "Repository",
-    "quantize": "Quantize",
-}
+    "draft_models": "Draft models", "other_side": "Compare with", "replay": "Recording", "options": "This chat",
+    "repository": "Repository", "quantize": "Quantize",
+}  # fmt: skip
 """Screens whose keys have a heading of their own: most of them are keys of the list of models, too."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,6 @@ from cpuchat.present.chats import welcome
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
-from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading, Opener, Quantizing, open_downloads
 from cpuchat.tui.navigation import Navigator
 
@@ -61,44 +60,34 @@ class MachineWatch:
 
     def __init__(self, opener: MonitorOpener = open_monitor) -> None:
         self._opener = opener
-        self._look: asyncio.Task[tuple[Monitor, MachineSample]] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._monitor: Monitor | None = None
         self._newest: MachineSample | None = None
         self._failed = False
 
     def sample(self) -> MachineSample | None:
         """Return the newest figures, None while there are none."""
-        if self._look is not None and self._look.done():
-            look, self._look = self._look, None
-            try:
-                self._monitor, self._newest = look.result()
-            except Exception:  # a machine that cannot be read has no counters
-                self._failed = True
-        if self._look is None and not self._failed:
-            opener, monitor = self._opener, self._monitor
-
-            def read() -> tuple[Monitor, MachineSample]:
-                opened = monitor or opener()
-                return opened, opened.sample()
-
-            self._look = asyncio.ensure_future(run_in_daemon_thread(read))
+        if self._reading is None and not self._failed:
+            self._reading = asyncio.ensure_future(self._read(self._monitor))
         return self._newest
+
+    async def _read(self, monitor: Monitor | None) -> None:
+        sample: MachineSample | None = None
+        with suppress(Exception):  # a machine that cannot be read has no counters
+            monitor = monitor or await run_in_daemon_thread(self._opener)
+            sample = await run_in_daemon_thread(monitor.sample)
+        if self._reading is asyncio.current_task():
+            self._reading, self._monitor, self._failed = None, monitor, sample is None
+            self._newest = sample or self._newest
+        elif monitor is not None:
+            monitor.close()  # it comes too late
 
     def close(self) -> None:
         """Close the counters; `sample` opens them again."""
-        look, monitor = self._look, self._monitor
-        self._look = self._monitor = self._newest = None
+        if self._reading is None and self._monitor is not None:
+            self._monitor.close()
+        self._reading = self._monitor = self._newest = None
         self._failed = False
-
-        def looked(look: asyncio.Task[tuple[Monitor, MachineSample]]) -> None:
-            opened = monitor if look.cancelled() or look.exception() is not None else look.result()[0]
-            if opened is not None:
-                opened.close()
-
-        if look is not None:
-            look.add_done_callback(looked)
-        elif monitor is not None:
-            monitor.close()
 
 
 class Services:
@@ -166,10 +155,6 @@ class Services:
     def loaded_path(self) -> Path | None:
         """Return the file of the loaded model; None also for one on a server."""
         return loaded if isinstance(loaded := self.loaded, Path) else None
-
-    def use_keymap(self, keymap: dict[str, str]) -> None:
-        self.keymap = keymap
-        self._app.set_keymap({id: moved or keys.unbound(id) for id, moved in keymap.items()})
 
     def set_folders(self, folders: list[str]) -> None:
         self.library = self.conversation.library = Library(folders)

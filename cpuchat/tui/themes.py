@@ -142,11 +142,10 @@ def parse_theme(text: str) -> Theme:
         kind = kinds.get(key)
         if kind is None:
             raise ThemeError(f"variables.{key}: unknown")
-        if kind == "style":
-            if not _STYLES.fullmatch(value):
-                raise ThemeError(f'variables.{key}: {value!r} is not a text style (try "bold italic" or "none")')
-        else:
+        if kind == "color":
             _check_color(f"variables.{key}", value, percent=key not in OWN_VARIABLES)
+        elif not _STYLES.fullmatch(value):
+            raise ThemeError(f'variables.{key}: {value!r} is not a text style (try "bold italic" or "none")')
     if file.ansi:
         # An ANSI theme needs colors that only Textual's own pair brings along.
         base = BUILTIN_THEMES["ansi-dark" if dark else "ansi-light"]

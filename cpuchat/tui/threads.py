@@ -55,10 +55,6 @@ class LoopTimer:
         self._call = call
         self._handle: asyncio.TimerHandle | None = None
 
-    @property
-    def is_running(self) -> bool:
-        return self._handle is not None
-
     def start(self, seconds: float) -> None:
         """Call it after `seconds`, at once if that is less than 0; nothing happens while the timer runs."""
         if self._handle is None:

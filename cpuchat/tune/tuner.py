@@ -162,12 +162,7 @@ class Tuner:
     """
 
     def __init__(
-        self,
-        path: Path,
-        chosen: Settings,
-        *,
-        seconds: float | None = None,
-        tell: Callable[[], None] = lambda: None,
+        self, path: Path, chosen: Settings, *, seconds: float | None = None, tell: Callable[[], None] = lambda: None
     ) -> None:
         self.what, self.choices, self.limit = "", list[ChoiceResult](), seconds or LIMIT_SECONDS
         self.tell = tell

@@ -6,12 +6,13 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
+from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.bench.matrix import BenchCell, BenchPrompt, BenchWorkload, Setup, cells_of, load, workloads
 from cpuchat.bench.results import (
     REGRESSION,
@@ -33,18 +34,20 @@ from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
 PROMPTS = [one for one in load() if one.name in ("learn-piano", "water-tank")]
 LEAN = ("--threads", "1", "--tg", "8", "--pp", "16")
-
-
-@pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None) -> None:
-    """Avoid the bandwidth measurement: every test here may load models."""
 
 
 def bench(*tests: BenchWorkload, **lists: Sequence[str]) -> Bench:
     cells = cells_of(["demo"], tests, Settings(), Library([]), threads=["1"], **lists)
     return Bench(cells, 3, Settings(), prompts=PROMPTS)
+
+
+def damaged(folder: Path) -> Path:
+    (folder / "damaged.gguf").write_bytes(b"GGUF" + b"\0" * 64)
+    return folder / "damaged.gguf"
 
 
 async def report(running: Bench) -> Report:
@@ -102,9 +105,7 @@ async def test_a_stop_ends_the_answers_of_all_users() -> None:
 
 
 async def test_random_tokens_at_depths_have_llama_bench_names_whatever_else_cannot_be_loaded(tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged.gguf"
-    damaged.write_bytes(b"GGUF" + b"\0" * 64)
-    bad = BenchCell(setup=Setup(model=str(damaged)), test=BenchWorkload.random("tg", 8, 0))
+    bad = BenchCell(setup=Setup(model=str(damaged(tmp_path))), test=BenchWorkload.random("tg", 8, 0))
     good = bench(*workloads(pp=[32], tg=[8], depth=[0, 64])).cells
     found = await report(Bench([bad, *good], 3, Settings()))
     assert [bool(one.failure) for one in found.results] == [True, False, False, False, False]
@@ -123,10 +124,7 @@ async def test_random_tokens_at_depths_have_llama_bench_names_whatever_else_cann
 
 async def test_a_cell_that_fails_does_not_keep_others_from_being_measured(tiny_model: Path) -> None:
     setup = Setup(model=str(tiny_model), threads=1)
-    cells = [
-        BenchCell(setup=setup, test=BenchWorkload.of_prompts("code", 8)),
-        BenchCell(setup=setup, test=BenchWorkload.of_prompts("chat", 8)),
-    ]
+    cells = [BenchCell(setup=setup, test=test) for test in workloads(["code", "chat"], 8)]
     # More tokens than any model with a usual vocabulary would have.
     prompts = [
         BenchPrompt(kind="code", name="long", text="~ " * 4000),
@@ -138,16 +136,14 @@ async def test_a_cell_that_fails_does_not_keep_others_from_being_measured(tiny_m
 
 
 def test_each_measurement_is_a_line_and_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
-    terminal = Terminal(["bench", "demo", *LEAN, "--rounds", "60"], columns=100, rows=60, home=tmp_path)
-    try:
+    arguments = ["bench", "demo", *LEAN, "--rounds", "60"]
+    with closing(Terminal(arguments, columns=100, rows=60, home=tmp_path)) as terminal:
         terminal.wait_until(lambda text: "pp16: " in text and "2 of 120: " in text, "a line for each measurement")
         terminal.press("ctrl+c")
         terminal.wait_until(lambda text: "engine settings" in text, "the report")
         assert terminal.wait_for_end() == Interrupted.exit_code
         told = re.search(r"(\d+) rounds?: median", " ".join(terminal.text.split()))
         assert told is not None and int(told[1]) < 60
-    finally:
-        terminal.close()
 
 
 def test_the_command_prints_markdown_and_differences(tmp_path: Path) -> None:
@@ -175,26 +171,8 @@ def test_the_command_prints_markdown_and_differences(tmp_path: Path) -> None:
 
 
 def test_nothing_that_can_be_measured(tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged.gguf"
-    damaged.write_bytes(b"GGUF" + b"\0" * 64)
-    done = run("bench", str(damaged), *LEAN)
+    done = run("bench", str(damaged(tmp_path)), *LEAN)
     assert done.returncode == MeasureFailed.exit_code and done.stderr.startswith("cpuchat: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("demo", "--rounds", "1"), "--rounds"),
-        (("--diff", "none.json"), "two files"),
-        (("--diff", "none.json", "new.json"), "none.json"),
-        (("--diff", "none.json", "new.json", "--tokens", "128"), "no option"),
-        (("--diff", "none.json", "new.json", "--depth", "0"), "no option"),
-        (("demo", "--threads", "4096", "--tg", "8"), "threads"),
-    ],
-)
-def test_wrong_usage(arguments: tuple[str, ...], says: str) -> None:
-    done = run("bench", *arguments)
-    assert done.returncode == UsageError.exit_code and not done.stdout and says in done.stderr
 
 
 def made_report(*rates: float, disturbed: bool = False) -> Report:

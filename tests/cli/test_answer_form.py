@@ -53,6 +53,11 @@ def test_a_grammar_constrains_a_raw_prompt_with_free_drafts(tiny_model: Path, tm
     assert len(moves) == 3 and all(file in "abcdefgh" and rank in "12345678" for file, rank in moves)
 
 
+def test_tools_have_a_form_of_their_own(schema: str) -> None:
+    done = run("ask", "--json-schema", schema, "--tools", "files", "Hello")
+    assert done.returncode == 2 and "--tools cannot be used with --json-schema" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "content", "message"),
     [

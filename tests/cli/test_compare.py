@@ -44,21 +44,6 @@ def test_json_of_three_rounds_has_medians() -> None:
     assert turn["choice"] is None  # one file
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("demo", "no-such-model", PROMPT), 3, "There is no model"),
-        (("demo", "demo,depth=3", PROMPT), 2, "Unknown setting 'depth'"),
-        (("demo", "demo,threads=none", PROMPT), 2, "threads"),
-        (("demo", "demo-q4"), 2, "No question given"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_loaded(arguments: tuple[str, ...], code: int, message: str) -> None:
-    done = run("compare", *arguments)
-    assert done.returncode == code
-    assert message in done.stderr
-
-
 def test_ctrl_c_stops_and_shows_what_there_is(tmp_path: Path) -> None:
     process = start("compare", "demo", "demo-q4", "--rounds", "100", PROMPT)
     try:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import termios
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,9 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
     assert lines[4:8] == ["You: Two", "lines @LICENSE:1", answered, "Summary: Part one. Part two."]
     assert "/open N: open chat N of that list." in lines
     for words in (
-        "OpenAI-compatible server at",
-        "≈ 4 tokens, ",
-        "Summarized. The summary replaces",
-        "New chat.",
-        "No such command: /nonsense",
-        "No chat 3",
-        "Attached: LICENSE, line 1.",
-        "/chats lists",
-    ):
+        "OpenAI-compatible server at", "≈ 4 tokens, ", "Summarized. The summary replaces", "New chat.",
+        "No such command: /nonsense", "No chat 3", "Attached: LICENSE, line 1.", "/chats lists",
+    ):  # fmt: skip
         assert words in done.stderr
     assert "\x1b" not in done.stdout + done.stderr and "·" not in done.stdout + done.stderr
 
@@ -110,40 +105,34 @@ async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp
             await reply.until_left()
 
     def chat(url: str) -> tuple[int, bytes]:
-        terminal = Terminal(["--plain", "--server", url], home=tmp_path)
+        with closing(Terminal(["--plain", "--server", url], home=tmp_path)) as terminal:
+            talk(terminal)
+            code, flags = terminal.wait_for_end(), terminal.last_modes[3]
+        assert isinstance(flags, int) and not flags & termios.NOFLSH
+        return code, bytes(terminal.raw)
+
+    def talk(terminal: Terminal) -> None:
         terminal.wait_for("You:")
-        terminal.type("Hello")
-        terminal.press("enter")
+        terminal.type("Hello\r")
         terminal.wait_for("some-Q4_K_M: The beginning.")
         if ending == "SIGTERM":
             os.kill(terminal.pid, signal.SIGTERM)
-            return end(terminal)
+            return
         if ending != "ctrl+d at once":
-            terminal.type("Next?")
-            terminal.press("enter")  # sent after this answer
+            terminal.type("Next?\r")  # sent after this answer
         if ending != "ctrl+c":
             terminal.press("ctrl+d")  # after that one
         terminal.press("ctrl+c")
         terminal.wait_for("stopped")
         if ending == "ctrl+d at once":
-            return end(terminal)
+            return
         terminal.wait_for("some-Q4_K_M: Done.")
         if ending == "ctrl+d":
-            return end(terminal)
+            return
         terminal.wait_until(lambda screen: screen.rstrip().endswith("You:"), "the next prompt")
         terminal.press("ctrl+c")
         terminal.wait_for("Ctrl+C again")
         terminal.press("ctrl+c")
-        return end(terminal)
-
-    def end(terminal: Terminal) -> tuple[int, bytes]:
-        try:
-            code = terminal.wait_for_end()
-            flags = terminal.last_modes[3]
-            assert isinstance(flags, int) and not flags & termios.NOFLSH
-            return code, bytes(terminal.raw)
-        finally:
-            terminal.close()
 
     async with remote_server(answer=answer) as server:
         code, raw = await asyncio.to_thread(chat, server.url)

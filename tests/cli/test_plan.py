@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from cpuchat.base import paths
 from tests.cli.program import run
 
@@ -43,20 +41,3 @@ def test_a_model_on_all_machines_and_the_machines() -> None:
     rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]
     assert rates == sorted(rates, reverse=True) and len(rates) >= 11
     assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in run("plan", "--machines").stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("70b", "--on", "9745"), "epyc-9754"),
-        (("--on", "all"), "needs a MODEL"),
-        (("70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"), "exceed the context"),
-        (("70b", "--on", "9754", "--tok-s", "0"), "--tok-s"),
-        (("70b", "--machines"), "takes only --json"),
-    ],
-)
-def test_wrong_usage_gets_a_sentence(arguments: tuple[str, ...], said: str) -> None:
-    done = run("plan", *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr

@@ -17,11 +17,6 @@ QUESTION = "What is cpuchat?"
 DRAFT = "cpuchat-demo-draft-1m-q8_0.gguf"
 
 
-@pytest.fixture(autouse=True)
-def no_other_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
 def demo(*arguments: str, tokens: int = 48) -> dict[str, Any]:
     done = run(
         "ask", "--json", "--model", "demo", "--temperature", "0", "--max-tokens", str(tokens), *arguments, QUESTION

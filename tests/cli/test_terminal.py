@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,8 @@ pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 @pytest.fixture
 def asking(slow_model: Path, tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(["ask", "--model", str(slow_model), *PLAIN, "Hello"], home=tmp_path)
-    yield terminal
-    terminal.close()
+    with closing(Terminal(["ask", "--model", str(slow_model), *PLAIN, "Hello"], home=tmp_path)) as terminal:
+        yield terminal
 
 
 def test_ctrl_c_in_a_terminal_stops_the_answer_and_shows_its_figures(asking: Terminal) -> None:
@@ -36,16 +36,15 @@ def test_ctrl_c_while_the_model_loads(asking: Terminal) -> None:
 
 
 def test_the_progress_line_is_gone_before_the_answer_begins(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = Terminal(["ask", "--model", str(tiny_model), *PLAIN, "--max-tokens", "8", "Hello"], home=tmp_path)
-    assert terminal.wait_for_end() == 0
+    arguments = ["ask", "--model", str(tiny_model), *PLAIN, "--max-tokens", "8", "Hello"]
+    with closing(Terminal(arguments, home=tmp_path)) as terminal:
+        assert terminal.wait_for_end() == 0
     answer, summary = terminal.raw.rsplit(b"\x1b[2K", 1)[1].decode().strip().splitlines()
     assert answer
     assert "token limit" in summary
-    terminal.close()
 
 
 def test_the_app_with_a_draft_model_that_does_not_fit(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = Terminal(["--model", "demo", "--draft-model", str(tiny_model)], home=tmp_path)
-    assert terminal.wait_for_end() == 12
+    with closing(Terminal(["--model", "demo", "--draft-model", str(tiny_model)], home=tmp_path)) as terminal:
+        assert terminal.wait_for_end() == 12
     assert b"cannot draft for" in terminal.raw
-    terminal.close()

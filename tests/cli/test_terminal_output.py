@@ -33,6 +33,7 @@ def test_a_json_line_is_one_line_without_control_characters(text: str) -> None:
     [
         ("Why?", "", False, "Why?"),
         ("", "Why?\n", False, "Why?"),
+        ("-", "from a pipe\n", False, "from a pipe"),
         ("Sum up:", "\n  a\n  b\n\n", False, "Sum up:\n\n  a\n  b"),
         ("", "Once upon ", True, "Once upon "),
         ("", "Once upon\n", True, "Once upon"),

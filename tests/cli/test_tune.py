@@ -13,10 +13,7 @@ from cpuchat.models.machine import TunedSettings
 from tests.cli.program import run, start
 from tests.support.tuning import make_up_speeds, without_flash_attention
 
-
-@pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None, one_core: None) -> None:
-    """Avoid the bandwidth measurement."""
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 
 def test_a_table_one_sentence_and_the_way_back(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,19 +38,6 @@ def test_json_tells_all(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     make_up_speeds(monkeypatch, without_flash_attention)
     found = json.loads(run("tune", str(tiny_model), "--json").stdout)
     assert found["changes"] == {"engine": {"flash_attn": "off"}} and found["prefill"] == pytest.approx([100, 125])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("demoo",), 3, "Did you mean demo"),
-        (("demo", "--undone"), 2, "Did you mean --undo"),
-    ],
-)
-def test_wrong_usage_is_a_sentence(arguments: tuple[str, ...], status: int, words: str) -> None:
-    done = run("tune", *arguments)
-    assert done.returncode == status
-    assert words in done.stderr
 
 
 def test_ctrl_c_stops_it(tiny_model: Path) -> None:

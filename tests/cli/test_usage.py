@@ -15,7 +15,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.cli.ask import ask
 from cpuchat.cli.compare import compare
-from cpuchat.cli.question import compose
 from tests.cli.program import run, run_process
 
 
@@ -57,6 +56,28 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["models", "inspect", "x"], ["Did you mean cpuchat models show?"]),
         (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
         (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
+        (["ask", "-"], ["No question"]),
+        (["ask", os.fsdecode(b"caf\xe9")], ["UTF-8"]),
+        (["ask", "--file", "gone.txt", "q"], ["Cannot read gone.txt: No such file or directory."]),
+        (["ask", "--raw", "--file", "gone.txt", "q"], ["--file cannot be used with --raw"]),
+        (["ask", "--allow-tools", "q"], ["--allow-tools without tools"]),
+        (["ask", "--tools", "files", "q"], ["There are no MCP servers in"]),
+        (["ask", "--raw", "--tools", "files", "q"], ["--tools cannot be used with --raw"]),
+        (["bench", "demo", "--rounds", "1"], ["--rounds"]),
+        (["bench", "demo", "--threads", "4096", "--tg", "8"], ["threads"]),
+        (["bench", "--diff", "none.json"], ["two files"]),
+        (["bench", "--diff", "none.json", "new.json"], ["none.json"]),
+        (["bench", "--diff", "none.json", "new.json", "--tokens", "128"], ["no option"]),
+        (["bench", "--diff", "none.json", "new.json", "--depth", "0"], ["no option"]),
+        (["compare", "demo", "demo,depth=3", "q"], ["Unknown setting 'depth'"]),
+        (["compare", "demo", "demo,threads=none", "q"], ["threads"]),
+        (["compare", "demo", "demo-q4"], ["No question given"]),
+        (["plan", "70b", "--on", "9745"], ["epyc-9754"]),
+        (["plan", "--on", "all"], ["needs a MODEL"]),
+        (["plan", "70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"], ["exceed the context"]),
+        (["plan", "70b", "--on", "9754", "--tok-s", "0"], ["--tok-s"]),
+        (["plan", "70b", "--machines"], ["takes only --json"]),
+        (["tune", "demo", "--undone"], ["Did you mean --undo"]),
         ([], ["terminal", "cpuchat ask"]),
     ],
 )
@@ -70,13 +91,15 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
         assert word in done.stderr
 
 
+@pytest.mark.parametrize("line", [["tune", "demoo"], ["why", "demoo"], ["compare", "demo", "demoo", "q"]])
+def test_a_model_that_is_not_there_ends_with_3(line: list[str]) -> None:
+    done = run(*line)
+    assert done.returncode == 3 and "There is no model 'demoo'" in done.stderr and "Did you mean demo" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [
-        ("--temp", "--temperature"),
-        ("--ctx-size", "--ctx"),
-        ("--cache-type", "--cache-type-k or --cache-type-v"),
-    ],
+    [("--temp", "--temperature"), ("--ctx-size", "--ctx"), ("--cache-type", "--cache-type-k or --cache-type-v")],
 )
 def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
     assert f"No such option: {wrong}. Did you mean {meant}? See" in " ".join(run("ask", wrong, "q").stderr.split())
@@ -137,21 +160,10 @@ def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
     assert "is part of" not in run("ask", "-m", "no-such", "--", "What does", "--json", "print?").stderr
 
 
-def test_a_dash_alone_is_standard_input() -> None:
-    assert compose("-", "from a pipe\n", raw=False) == "from a pipe"
-    assert "No question" in run("ask", "-").stderr
-
-
 def test_input_that_is_no_text_is_refused() -> None:
     done = run("ask", stdin=b"caf\xe9")
     assert done.returncode == 2
     assert "UTF-8" in done.stderr and "byte 4" in done.stderr
-
-
-def test_a_question_that_is_no_text_is_refused() -> None:
-    done = run_process("ask", os.fsdecode(b"caf\xe9"))
-    assert done.returncode == 2
-    assert "UTF-8" in done.stderr
 
 
 def broken(work: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -8,10 +8,7 @@ import pytest
 
 from tests.cli.program import PLAIN, run
 
-
-@pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None, one_core: None) -> None:
-    """Avoid the bandwidth measurement."""
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 
 def test_a_table_and_json() -> None:
@@ -22,9 +19,3 @@ def test_a_table_and_json() -> None:
         assert words in done.stdout
     found = json.loads(run("why", "demo-q4", *PLAIN, "--flash-attn", "off", "--json").stdout)
     assert [row["value"] for row in found["settings"] if row["name"] == "flash attention"] == ["off"]
-
-
-def test_a_model_that_is_not_there_is_a_sentence() -> None:
-    done = run("why", "demoo")
-    assert done.returncode == 3
-    assert "Did you mean demo" in done.stderr

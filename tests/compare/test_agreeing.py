@@ -21,13 +21,8 @@ from cpuchat.quality.statistics import Summary, summarize
 from tests.compare.test_comparison import Watched, demo
 from tests.support.cores import ONE_CPU
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 PROMPT = "List ten facts."  # the demo's two files begin their answers to this with different words
-
-
-@pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None) -> None:
-    """Avoid the bandwidth measurement: every test here may load models."""
 
 
 @pytest.fixture

@@ -18,14 +18,9 @@ from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, Lo
 from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS
 from tests.support.cores import ON_ONE_CPU
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 
 PROMPT = "Why does a CPU write slower than it reads the prompt?"
-
-
-@pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None) -> None:
-    """Avoid the bandwidth measurement: every test here may load models."""
 
 
 def demo(name: str = "demo", **changes: str) -> Side:

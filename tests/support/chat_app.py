@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from textual.events import Paste
 from textual.message import Message
 from textual.notifications import Notify
 from textual.pilot import Pilot
@@ -15,6 +16,7 @@ from textual.screen import Screen
 
 from cpuchat.backend.base import Backend
 from cpuchat.base import paths
+from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.config import settings
 from cpuchat.config.servers import Source
@@ -29,7 +31,7 @@ from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.idle import draw
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
 
 HANG_GUARD = 180.0
 WIDE, SMALL = (120, 40), (80, 24)
@@ -114,6 +116,13 @@ class RunningApp:
         self.prompt.put(text)
         await self.pilot.pause()
 
+    async def paste(self, text: str) -> None:
+        """Paste into the prompt, and wait until it is there."""
+        self.prompt.focus()
+        before = self.prompt.text
+        self.app.post_message(Paste(text))
+        await self.until(lambda: self.prompt.text != before)
+
     async def send(self, text: str, wait: bool = True) -> None:
         """Write, press Enter, and wait for the end of the answer unless told not to."""
         await self.write(text)
@@ -175,10 +184,15 @@ class RunningApp:
         """Return whether the chat has accepted what was sent, or queues it."""
         return self.prompt.text != text or self.app.screen is not self.chat
 
+    @property
+    def open_chat(self) -> Chat:
+        """Return the open chat, which is stored."""
+        assert self.conversation.chat is not None
+        return self.conversation.chat
+
     def stored(self) -> list[tuple[str, str]]:
         """Return (role, content) of the open chat's messages, from the store."""
-        assert self.conversation.chat is not None
-        return [(m.role, m.content) for m in self.conversation.history.store.messages(self.conversation.chat.id)]
+        return [(m.role, m.content) for m in self.conversation.history.store.messages(self.open_chat.id)]
 
 
 @contextlib.asynccontextmanager
@@ -219,6 +233,24 @@ async def running(
         yield ran
         if not ran.looked:
             draw(app)
+
+
+@contextlib.asynccontextmanager
+async def loaded(backend: Backend | None = None, **options: Any) -> AsyncIterator[RunningApp]:
+    """Start the app as `running` does, and wait until its model is loaded."""
+    async with running(backend, **options) as app:
+        await app.ready()
+        yield app
+
+
+@contextlib.asynccontextmanager
+async def counting(text: str, *more: list[Step], **options: Any) -> AsyncIterator[tuple[RunningApp, Gate]]:
+    """Start the app, and have its model count: its answer `text` waits before the last word until the gate is opened.
+    `more` are the next answers."""
+    gate = Gate()
+    async with running(ScriptedBackend([answer(text, gate=gate), *more]), **options) as app:
+        await app.count_up_to(gate)
+        yield app, gate
 
 
 def three_chats(conversation: Conversation) -> None:

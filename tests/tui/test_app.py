@@ -31,8 +31,8 @@ from cpuchat.tui.settings import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import PromptInput
 from cpuchat.tui.widgets.setting_rows import SettingRow
-from tests.support.chat_app import SMALL, RunningApp, running
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.chat_app import SMALL, RunningApp, counting, loaded, running
+from tests.support.scripted_backend import ScriptedBackend
 from tests.support.snapshots import snapshot
 
 
@@ -111,8 +111,7 @@ def test_what_a_keymap_cannot_have_is_named_and_left_out() -> None:
 async def test_a_key_that_was_moved_works_and_is_in_help_and_a_setting_that_is_none_is_named() -> None:
     write_keymap('[chat]\ndownloads = "ctrl+b"\n')
     paths.settings_file().write_text("[engine]\nturbo = 1\n")
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.told("no setting named engine.turbo")
         await app.press("ctrl+b")
         await app.opens(ModelsScreen)
@@ -122,32 +121,13 @@ async def test_a_key_that_was_moved_works_and_is_in_help_and_a_setting_that_is_n
 
 
 async def test_quitting_during_an_answer_keeps_what_was_said_and_exits_with_zero() -> None:
-    gate = Gate()
-    backend = ScriptedBackend([answer("One two three never", gate=gate)])
-    async with running(backend) as app:
-        await app.count_up_to(gate)
+    async with counting("One two three never") as (app, _):
         app.press_last("ctrl+q")
-        await app.until(lambda: backend.closed and app.app.return_code == 0)
+        await app.until(lambda: app.backend.closed and app.app.return_code == 0)
     with contextlib.closing(ChatStore(paths.chats_db())) as store:
         (chat,) = store.chats()
         assert [m.content for m in store.messages(chat.id)] == ["Count", "One two three "]
         assert store.messages(chat.id)[-1].stop_reason == "cancelled"
-
-
-async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
-    backend = ScriptedBackend()
-    async with running(backend) as app:
-        await app.ready()
-        await app.write("copy me")
-        app.prompt.select_all()
-        await app.press("ctrl+c")
-        assert app.app.clipboard == "copy me"
-        app.prompt.clear()
-        await app.press("ctrl+c")
-        assert any("quits" in notice for notice in app.notices)
-        assert not backend.closed
-        app.press_last("ctrl+c")
-        await app.until(lambda: backend.closed)
 
 
 async def test_keys_and_screens_that_come_while_the_app_ends_are_no_error() -> None:
@@ -161,16 +141,14 @@ async def test_keys_and_screens_that_come_while_the_app_ends_are_no_error() -> N
         app.app.exit(0)  # before the key is handled
 
     for ends in (end, lambda app: app.app.push_screen(Opening())):
-        async with running() as app:
-            await app.ready()
+        async with loaded() as app:
             ends(app)
             await app.until(lambda: not app.app.is_running)
             assert not app.app.crash and app.app.return_code == 0
 
 
 async def test_a_palette_that_closes_takes_no_other_screen_along() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.press("f1", "ctrl+p")
         below, palette = app.app.screen_stack[-2:]
         assert isinstance(palette, ActionPalette)
@@ -186,8 +164,7 @@ async def test_a_palette_that_closes_takes_no_other_screen_along() -> None:
 
 
 async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter_finds_all_others() -> None:
-    async with running(size=SMALL) as app:
-        await app.ready()
+    async with loaded(size=SMALL) as app:
         await app.press("f1")
         await app.opens(HelpScreen)
         await app.shows("Send the message")
@@ -207,8 +184,7 @@ async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter
 
 
 async def test_enter_in_the_palette_acts_on_the_rows_of_its_text() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         for query, opens in (("settings", SettingsScreen), ("help", HelpScreen)):
             for key in ("ctrl+p", *query, "enter"):  # in one read
                 app.app.simulate_key(key)
@@ -218,8 +194,7 @@ async def test_enter_in_the_palette_acts_on_the_rows_of_its_text() -> None:
 
 
 async def test_notices_are_shown_once_and_beside_the_list_of_commands() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.press("/")
         await app.until(lambda: "/regenerate" in app.screen_text)
         app.app.notify("Something happened.", timeout=600)
@@ -252,8 +227,7 @@ async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:
     (folder / "bad.toml").write_text('name = "bad"\n[colors]\nprimary = "blurple"\n')
     (folder / "mine.toml").write_text('name = "mine"\n[colors]\nprimary = "#445566"\n')
     settings.update({"ui": {"theme": "nowhere"}})
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         assert app.app.theme == "cpuchat"
         assert "mine" in app.app.available_themes
         (notice,) = [text for text in app.notices if "bad.toml" in text]
@@ -267,8 +241,7 @@ async def test_sixteen_colors_and_no_motion(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     settings.update({"ui": {"motion": False}})
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         assert app.app.theme == "terminal" and app.app.no_color
         prompt = app.app.screen.query_one(PromptInput)
         assert prompt.has_focus and not prompt.cursor_blink

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.tui import clipboard
-from tests.support.chat_app import running
+from tests.support.chat_app import loaded
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 TEXT = "schön 漢字\n"
@@ -83,8 +83,7 @@ async def test_answers_and_selections_are_copied_by_the_same_programs(
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     write(programs / "xclip", WORKS)
-    async with running(ScriptedBackend([answer("Ein Wort")])) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("Ein Wort")])) as app:
         await app.send("Hello")
         await app.press("f5")
         await app.until(lambda: "Copied 8 characters (xclip)." in app.notices)

@@ -15,6 +15,11 @@ from cpuchat.tui import themes
 from cpuchat.tui.themes import ThemeError, known_variables, load_themes, parse_theme
 
 GOOD = 'name = "mine"\n[colors]\nprimary = "#6cb6ff"\n'
+_BAD_VARIABLES = (
+    'footer-background = "notacolor"', 'block-cursor-text-style = "blod"', 'link-style = "none bold"',
+    'link-style = "bold not"', 'scrollbar = "12px"', 'border = "auto 90%"', 'border = "red 190%"',
+    'border = "red; color: blue"', 'no-such-thing = "red"',
+)  # fmt: skip
 
 
 def test_packaged_themes_are_all_good() -> None:
@@ -35,15 +40,7 @@ def test_packaged_themes_are_all_good() -> None:
         (GOOD + 'success = "notacolour"\n', "colors.success"),
         (GOOD + "success = 3\n", "colors"),
         (GOOD + 'shiny = "red"\n', "colors.shiny"),
-        (GOOD + '[variables]\nfooter-background = "notacolor"\n', "variables.footer-background"),
-        (GOOD + '[variables]\nblock-cursor-text-style = "blod"\n', "variables.block-cursor-text-style"),
-        (GOOD + '[variables]\nlink-style = "none bold"\n', "variables.link-style"),
-        (GOOD + '[variables]\nlink-style = "bold not"\n', "variables.link-style"),
-        (GOOD + '[variables]\nscrollbar = "12px"\n', "variables.scrollbar"),
-        (GOOD + '[variables]\nborder = "auto 90%"\n', "variables.border"),
-        (GOOD + '[variables]\nborder = "red 190%"\n', "variables.border"),
-        (GOOD + '[variables]\nborder = "red; color: blue"\n', "variables.border"),
-        (GOOD + '[variables]\nno-such-thing = "red"\n', "variables.no-such-thing"),
+        *((f"{GOOD}[variables]\n{line}\n", f"variables.{line.partition(' ')[0]}") for line in _BAD_VARIABLES),
         ('dark = "yes"\n' + GOOD, "dark"),
         ('name = "mine"\ncolors = 3\n', "colors"),
     ],

@@ -21,7 +21,7 @@ from cpuchat.tune.tuner import ChoiceResult, Tuner, TuneResult
 from tests.support.chatting import collect
 from tests.support.tuning import make_up_speeds, without_flash_attention
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 
 NAMES = ["threads", "memory policy", "flash attention", "micro-batch", "drafters"]
 

@@ -14,7 +14,7 @@ from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUn
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import laid_over, setting
-from cpuchat.cli.output import print_json
+from cpuchat.cli.output import is_terminal, print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import CatalogModel, estimates, load_catalog, match_local, ranked
@@ -65,7 +65,7 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
         kind = kind_named(model.files[0].path)
         terminal.note(f"  {title(kind) if kind is not None else 'draft head'}")
     elif (why_not := _explain(terminal, hub, repository, model, chosen)) and not yes:
-        if as_json or not sys.stdin.isatty():
+        if as_json or not is_terminal(sys.stdin):
             raise UsageError(clean_line(why_not), "Add --yes to download it anyway.")
         if not click.confirm("Download it anyway?", err=True):
             raise Interrupted("Nothing was downloaded.")
@@ -163,7 +163,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     machine = this_machine(chosen)
     known = load_catalog().on(machine)
     for problem in known.problems:
-        _complain(problem)
+        click.echo(f"cpuchat: {clean_line(problem)}", err=True)
     wanted = " ".join(words)
     one = known.find(wanted.lower())
     found = [one] if one is not None else known.search(wanted)
@@ -182,7 +182,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
             rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
         return print_json(rows)
     if not found:
-        _complain(f"No catalog entry matches {wanted!r}.")
+        click.echo(f"cpuchat: No catalog entry matches {clean_line(repr(wanted))}.", err=True)
         click.echo("  Search Hugging Face: cpuchat models search WORDS.", err=True)
         return
     recommended = ranked(known.models, expected).purposes
@@ -203,10 +203,6 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     click.echo()
     for note in footnotes:
         echo_paragraph(note)
-
-
-def _complain(text: str) -> None:
-    click.echo(f"cpuchat: {clean_line(text)}", err=True)
 
 
 def _row(

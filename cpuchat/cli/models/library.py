@@ -13,7 +13,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.output import print_json
+from cpuchat.cli.output import is_terminal, print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
@@ -21,6 +21,7 @@ from cpuchat.models.drafts.candidates import own_head
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
+from cpuchat.models.inspect import inspect
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, shown_name, unavailable
@@ -60,8 +61,6 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     """
     if template and (as_json or tensors or metadata):
         raise UsageError("--template cannot be combined with other options.", "Omit the other options.")
-    from cpuchat.models.inspect import inspect
-
     header = find_header(model, settings.load().model.folders, Hub())
     found = inspect(header)
     if template:
@@ -251,7 +250,7 @@ def delete_model(spec: str, yes: bool) -> None:
     if deletion.refused:
         raise UsageError(f"{deletion.model.name} was not deleted. {deletion.refused}")
     if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
+        if not is_terminal(sys.stdin):
             raise UsageError("Refusing to delete without --yes.", "Add --yes to confirm.")
         click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
         for line in (*(f"delete {file}" for file in deletion.files), *deletion.stays):

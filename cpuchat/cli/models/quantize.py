@@ -15,7 +15,6 @@ from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
-from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import DraftCandidate, candidates, check, expected_pair, recommended, target_costs
@@ -179,7 +178,7 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     return 0 if verdict.ok else DraftMismatch.exit_code
 
 
-def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
+def _print_candidates(target: Path, library: Library, chosen: settings.Settings, *, as_json: bool) -> int:
     """List the models here that fit, and those on the hub that the catalog names, which are not checked."""
     header, models, terminal = read_model(target), library.local_models(beside=target), TerminalOutput()
     known = candidates(header, models, load_catalog(), target_costs(target), machine_for(target, chosen))

@@ -34,8 +34,9 @@ from cpuchat.speculation.depth.shared import shared_depth
 
 _SLICE_SECONDS: Final = 0.2
 """Of a slice of a prompt: how long the text of the others pauses, and a stop waits."""
-_BURST_SECONDS: Final = 1.0
-"""Of slices with one pass of the others between them: a short prompt is read nearly as fast as alone."""
+_BURST_SECONDS: Final = 2.0
+"""Of their time the others give in advance, with one of their passes between slices: so short prompts, also of several
+answers that begin at once, are read nearly as fast as alone."""
 _TILE: Final = 64
 """Slices are multiples of this where there is time for it: a tile of attention (`decode._TILE`)."""
 _MIN_SLICE: Final = 16  # tokens: of fewer, reading the weights takes most of the time
@@ -156,7 +157,7 @@ class Passes:
         self._n_beside = 0
         self._waiting: list[_Request] = []
         self._reading: set[Lane] = set()  # lanes whose answers read rows of the last pass
-        self._owed = 0.0  # seconds that the others get before the next slice of a prompt, or have given in advance
+        self._owed = 0.0  # seconds that the others get before the next slice of a prompt; negative = given in advance
         self._was_slice = False
         self._token_seconds = _SLICE_SECONDS / _TILE  # of a prompt, followed
         self._never, self._is_stoppable = AbortFlag(), True
@@ -169,6 +170,8 @@ class Passes:
     def begin_beside(self) -> None:
         """Expect an answer on another thread than the engine's, which ends with `end_beside`. From any thread."""
         with self._changed:
+            if not self.is_shared:
+                self._owed = -_BURST_SECONDS
             self._n_beside += 1
             self.is_shared = True
 

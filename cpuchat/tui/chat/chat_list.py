@@ -45,8 +45,7 @@ class Chats(OptionList):
         return id.partition("/")[0] if id else None
 
     def mark(self, chat_id: str | None) -> None:
-        listed = chat_id is not None and any(option.id == chat_id for option in self.options)
-        self.highlighted = self.get_option_index(chat_id) if listed and chat_id else None
+        self.highlighted = next((at for at, one in enumerate(self.options) if chat_id and one.id == chat_id), None)
 
     def on_focus(self) -> None:
         if self.highlighted is None:
@@ -87,18 +86,16 @@ def excerpt_row(found: Excerpt) -> Text:
 class ChatList(Vertical):
     """Sidebar, which the screen fills."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.border_title = "Chats"
-        self._current: str | None = None  # the open chat
+    BORDER_TITLE = "Chats"
+    _current: str | None = None  # the open chat
 
     def compose(self) -> ComposeResult:
         yield Input(placeholder="/ search", id="chat-search", compact=True)
         yield Chats(id="chat-options", compact=True)
 
-    def show(self, chats: Sequence[Chat], current: str | None, today: datetime.date | None = None) -> None:
+    def show(self, chats: Sequence[Chat], current: str | None) -> None:
         """List `chats` (newest first) under their days, and mark the open one."""
-        today = today or datetime.date.today()
+        today = datetime.date.today()
         options = self.query_one(Chats)
         # The user's own mark stays while the list is used; another open chat takes it along.
         marked = options.marked if options.has_focus and current == self._current else current
@@ -123,8 +120,7 @@ class ChatList(Vertical):
             rows.append(Option(Text(f" {text}", style="italic"), disabled=True))
         options.clear_options()
         options.add_options(rows)
-        listed = {row.id for row in rows}
-        options.mark(next((chat_id for chat_id in (marked, current) if chat_id in listed), None))
+        options.mark(marked if any(row.id == marked for row in rows) else current)
 
     @property
     def searching(self) -> str:

@@ -17,11 +17,14 @@ from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
 from cpuchat.base.files import write_atomically
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.chats.records import Chat, WhenFull
+from cpuchat.chats.transfer import export_chat
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
+from cpuchat.present.chats import document
 from cpuchat.present.tools import server_state
 from cpuchat.session.activity import Activity
 from cpuchat.session.attachments import start_folder
@@ -103,8 +106,8 @@ class ChatCommands:
     async def _ask(self, dialog: Screen[T]) -> T | None:
         return await self._screen.app.push_screen_wait(dialog)
 
-    async def _confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
-        return await self._ask(ConfirmScreen(title, question, yes, no)) == "yes"
+    async def _confirms(self, title: str, question: str) -> bool:
+        return await self._ask(ConfirmScreen(title, question, "Delete", "Cancel")) == "yes"
 
     # Answers
 
@@ -205,9 +208,6 @@ class ChatCommands:
     @_in_worker()
     async def export_chat(self) -> None:
         """Write the open chat to a file that the user names, as Markdown or JSON."""
-        from cpuchat.chats.transfer import export_chat
-        from cpuchat.present.chats import document
-
         history, chat_id = self._session.history, self._open_chat()
         name = re.sub(r"[^\w.-]+", "-", history.chat.title if history.chat else "").strip("-.") or "chat"
         about = f"Folder: {paths.shown(start_folder())} (a path chooses another)"
@@ -284,28 +284,23 @@ class ChatCommands:
         """Start an MCP server; of one that is not valid, say why."""
         if isinstance(config, SettingsError):
             raise config
-        await self._session.start_server(name, config)
-        self._session.tell_offered(f"MCP server {name}: {self._server_state(name)}. Each call needs your approval.")
-
-    def _server_state(self, name: str) -> str:
-        server = self._session.tool_servers[name]
-        return server_state(server, self._session.tools.toolbox.offered(server))
+        server = await self._session.start_server(name, config)
+        state = server_state(server, self._session.tools.toolbox.offered(server))
+        self._session.tell_offered(f"MCP server {name}: {state}. Each call needs your approval.")
 
     # Models and other screens
 
     @_in_worker()
     async def models(self) -> None:
-        offer = self._pane.welcome.offer
+        offer = self._pane.welcome.about.offer
         best = offer.path if offer is not None else None
         await self._change_model(await self._services.navigation.models(best=best))
 
     @_in_worker("offer")
     async def accept_offer(self) -> None:
         """Do what the welcome offers: open a model of the user, or download one that suits this machine."""
-        from cpuchat.models.hub.repository import choose_repo_model
-
         pane, services = self._pane, self._services
-        if (offer := pane.welcome.offer) is None:
+        if (offer := pane.welcome.about.offer) is None:
             self._session.tell("Opens the best of your models once they are read.")
             offer = await pane.welcome.wait_for_offer()
             if offer is None or offer.path is None or pane.composer.text or "" not in pane.composer.actions:

@@ -26,19 +26,8 @@ from cpuchat.chats.drafts import Draft, joined
 from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.protocol.messages import ANSWER_SHARE
+from cpuchat.session import attachments
 from cpuchat.session.activity import Activity
-from cpuchat.session.attachments import (
-    PASTED_CHARACTERS,
-    PASTED_LINES,
-    attach,
-    completions,
-    estimated_tokens,
-    is_pasted,
-    named,
-    pasted,
-    start_folder,
-    unfinished,
-)
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import Outgoing
 from cpuchat.telemetry.units import plural, time_left
@@ -91,25 +80,19 @@ class Paths(OptionList, can_focus=False):
         super().__init__(id="paths", compact=True)
         self.marks: list[str] = []
 
-    def offer(self, marks: list[str], titles: Sequence[str] = (), highlights: bool = True) -> None:
-        """Show these, beside their `titles` if given, or nothing when there are none. `highlights`: the first one."""
-        self.marks = marks
+    def offer(self, titles: Mapping[str, str], highlights: bool = True) -> None:
+        """Show these marks, each beside its title if it has one; nothing if there are none. `highlights`: the first."""
+        self.marks = [*titles]
         self.clear_options()
-        if titles:
-            rows = zip(marks, titles, strict=True)
-            self.add_options([Content.assemble(f"{mark:<18}", (title, "dim")) for mark, title in rows])
-        else:
-            self.add_options([Content(mark) for mark in marks])
-        self.highlighted = 0 if marks and highlights else None
-        self.set_class(bool(marks), "-open")
-        self.screen.set_class(bool(marks), "-offering")
+        rows = [(f"{mark:<18}" if title else mark, (title, "dim")) for mark, title in titles.items()]
+        self.add_options([Content.assemble(*row) for row in rows])
+        self.highlighted = 0 if titles and highlights else None
+        self.set_class(bool(titles), "-open")
+        self.screen.set_class(bool(titles), "-offering")
 
 
 class QueuedMessages(Static):
     """The messages that are sent one after the other when what runs has ended, a line each."""
-
-    def __init__(self) -> None:
-        super().__init__(id="queue")
 
     def show(self, messages: Sequence[Outgoing]) -> None:
         """Show these, or nothing when there are none."""
@@ -124,7 +107,7 @@ class Composer(PromptInput):
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(self.submit, id=id)
         self._session = session
-        self._folder = start_folder()
+        self._folder = attachments.start_folder()
         self.actions: Mapping[str, str] = {}
         """Texts that are actions of the screen in place of messages; "" is Enter in an empty prompt."""
         self.editing: int | None = None
@@ -166,7 +149,7 @@ class Composer(PromptInput):
     def save_draft(self) -> None:
         """Have what is not sent saved, queued messages first."""
         text = joined(*(message.text for message in self._session.queue), self._unsent)
-        pasted = {mark: one.text for mark, one in self._held.items() if is_pasted(one)}
+        pasted = {mark: one.text for mark, one in self._held.items() if attachments.is_pasted(one)}
         self._session.history.drafts.put(self.chat_id, text, pasted)
 
     def follow_chat(self) -> None:
@@ -241,7 +224,7 @@ class Composer(PromptInput):
         else:
             self.accept()
             self.close_completions()
-            read = partial(attach, text, self._folder, self._held) if named(text) else None
+            read = partial(attachments.attach, text, self._folder, self._held) if attachments.named(text) else None
             message = Outgoing(text, read, self.editing, self._resent)
             self.editing, self._resent = None, {}
             session.submit(message)
@@ -253,7 +236,8 @@ class Composer(PromptInput):
         Raises CpuchatError if a file cannot be read.
         """
         if text := self.text.strip():
-            return sent_text(text, await run_in_daemon_thread(partial(attach, text, self._folder, self._held)))
+            read = partial(attachments.attach, text, self._folder, self._held)
+            return sent_text(text, await run_in_daemon_thread(read))
         if (at := self._session.question_index()) < 0:
             return ""
         return sent_text(self._session.messages[at].content, self._session.messages[at].attachments)
@@ -262,25 +246,24 @@ class Composer(PromptInput):
 
     def recall(self) -> bool:
         if (message := self._session.take_back()) is not None:
-            self.put(message.text)
-            self._edit_again(message)
+            self._bring_back(message, message.text)
         return message is not None
 
     def unqueue(self) -> None:
         """Put the queued messages back into the prompt, before what was typed since."""
         if messages := self._session.take_back_all():
-            self.put(joined(*(message.text for message in messages), self.text))
-            self._edit_again(messages[0])
+            self._bring_back(messages[0], joined(*(message.text for message in messages), self.text))
 
     def put_back(self, message: Outgoing) -> None:
         """Put a message that was not sent back into the prompt, or before the queue if another text is in there."""
         if self.text:
             self._session.requeue(message)
         else:
-            self.put(message.text)
-            self._edit_again(message)
+            self._bring_back(message, message.text)
 
-    def _edit_again(self, message: Outgoing) -> None:
+    def _bring_back(self, message: Outgoing, text: str) -> None:
+        """Put a text back into the prompt; if its first message was an edit, that goes on."""
+        self.put(text)
         if message.editing is not None:
             self.editing, self._resent = message.editing, dict(message.resent)
             self.edits = self.edits or "message"
@@ -318,7 +301,7 @@ class Composer(PromptInput):
         self.chat_id, self.editing, self._resent = session.chat_id, None, {}
         draft, unsent = self._drafts.pop(self.chat_id, ("", {}))
         sent = [attachment for message in session.conversation.messages for attachment in message.attachments]
-        self._pasted = {one.mark: one for one in sent if is_pasted(one)} | _pasted_in(unsent)
+        self._pasted = {one.mark: one for one in sent if attachments.is_pasted(one)} | _pasted_in(unsent)
         self.begin_chat(session.questions, draft)
         self.focus()
 
@@ -331,12 +314,12 @@ class Composer(PromptInput):
 
     def fold(self, text: str) -> str:
         """Return what is inserted for a pasted text: for a long one its mark."""
-        if len(text) <= PASTED_CHARACTERS and len(text.splitlines()) <= PASTED_LINES:
+        if len(text) <= attachments.PASTED_CHARACTERS and len(text.splitlines()) <= attachments.PASTED_LINES:
             return text
         number = 1
         while any(mark.startswith(f"[Pasted text {number}:") for mark in self._held):
             number += 1
-        attachment = pasted(text, number)
+        attachment = attachments.pasted(text, number)
         self._pasted[attachment.mark] = attachment
         return attachment.mark
 
@@ -361,12 +344,12 @@ class Composer(PromptInput):
             meant = [name for name in titles if any(part.startswith(word) for part in titles[name].lower().split())]
             found = {name: titles[name] for name in (*begun, *meant) if name != text}
             self._typed = text
-            self._paths.offer([*found], [*found.values()], highlights=text not in ("/", *titles))
+            self._paths.offer(found, highlights=text not in ("/", *titles))
         elif mark is None:
             self.close_completions()
         else:
             self.run_worker(partial(self._offer_paths, mark), exclusive=True, group="paths")
-        marks = named(text)
+        marks = attachments.named(text)
         seen = marks, mark is not None, text if marks or len(text) >= _COUNTED else ""
         if seen != self._seen:
             self._seen = seen
@@ -377,7 +360,7 @@ class Composer(PromptInput):
         if text:
             await asyncio.sleep(_PAUSE_SECONDS)
             try:
-                found = await run_in_daemon_thread(partial(attach, text, self._folder, self._held))
+                found = await run_in_daemon_thread(partial(attachments.attach, text, self._folder, self._held))
             except UsageError as error:  # what is being typed may still become right
                 attached = "" if typing else error.message
             else:
@@ -393,7 +376,7 @@ class Composer(PromptInput):
         conversation = self._session.conversation
         model, used = conversation.model, conversation.history.n_past
         parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
-        n_tokens = sum(map(estimated_tokens, parts))
+        n_tokens = sum(map(attachments.estimated_tokens, parts))
         tokens = f"≈{plural(n_tokens, 'token')}"
         room = model.n_ctx - model.n_ctx // ANSWER_SHARE if model is not None else 0
         if model is not None and 0 < room < n_tokens:
@@ -444,15 +427,15 @@ class Composer(PromptInput):
         """Offer nothing more for what is typed; False if nothing was offered."""
         was_open, self._typed = self.offers_completions, ""
         if was_open:
-            self._paths.offer([])
+            self._paths.offer({})
         return was_open
 
     def _unfinished(self) -> str | None:
         row, column = self.cursor_location
-        return unfinished(self.document.get_line(row)[:column]) if self.selection.is_empty else None
+        return attachments.unfinished(self.document.get_line(row)[:column]) if self.selection.is_empty else None
 
     async def _offer_paths(self, mark: str) -> None:
-        found = await run_in_daemon_thread(lambda: completions(mark, self._folder))
+        found = await run_in_daemon_thread(lambda: attachments.completions(mark, self._folder))
         if self._unfinished() == mark and self.has_focus:
             self._typed = mark
-            self._paths.offer([] if found == [mark] else found)
+            self._paths.offer({} if found == [mark] else dict.fromkeys(found, ""))

@@ -9,7 +9,6 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import OptionList
 
-from cpuchat.chats.records import StoredMessage
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
 from cpuchat.session import events
@@ -32,7 +31,7 @@ class ConversationPane(Vertical):
         self.transcript = ChatTranscript(session, id="transcript")
         self.composer = Composer(session, id="prompt")
         self.welcome = WelcomePane(services)
-        self._queued = QueuedMessages()
+        self._queued = QueuedMessages(id="queue")
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="talk", classes="" if self._session.conversation.messages else "-empty"):
@@ -78,9 +77,7 @@ class ConversationPane(Vertical):
         empty, path = not self.transcript.has_messages, self._session.source
         self.query_one("#talk").set_class(empty, "-empty")
         has_own = path is not None and not (isinstance(path, Path) and is_demo(path))
-        offered = OF_OTHERS if has_own else OF_DEMO if path is not None else ()
-        if not empty:
-            offered = ()
+        offered = () if not empty or path is None else OF_OTHERS if has_own else OF_DEMO
         self.composer.suggestions = tuple(STARTS.get(question, question) for question in offered)
         self.composer.actions = SUGGESTED_ACTIONS | ({} if has_own else ACCEPTS) if empty else {}
         if empty:
@@ -96,10 +93,7 @@ class ConversationPane(Vertical):
 
     def _edit_question(self, index: int) -> None:
         kind = "last message" if index == self._session.question_index() else "message"
-        self.edit(self._session.conversation.messages[index], kind)
-
-    def edit(self, message: StoredMessage, kind: str) -> None:
-        self.composer.begin_editing(message, kind)
+        self.composer.begin_editing(self._session.conversation.messages[index], kind)
         self.screen.refresh_bindings()
 
     @on(OptionList.OptionSelected, "#paths")

@@ -181,14 +181,11 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
 
 def serving(frame: Frame) -> list[Line]:
     """Draw how to switch on what a server does not report. Nothing for a model on this machine."""
-    rows: list[Line] = []
     hints: dict[str, list[str]] = {}
     for figure, reason in frame.figures.unreported.items():
         if figure in _HINTED and "start " in reason:
             hints.setdefault(reason, []).append(_HINTED[figure])
-    for reason, names in hints.items():
-        rows += frame.sentence(f"For {', '.join(names)}: {reason}", 5)
-    return rows
+    return [row for reason, names in hints.items() for row in frame.sentence(f"For {', '.join(names)}: {reason}", 5)]
 
 
 def context(frame: Frame) -> list[Line]:

@@ -208,12 +208,9 @@ _BAR = 4  # cells of a bar on a line of many figures
 
 
 def _labelled(frame: Frame, label: str, figure: str, after: str = "") -> Line:
-    return frame.item(
-        *(f"{label} ", figure)
-        if frame.height == 1
-        else (f"{label:<{_LABEL}}", f"{figure:>{_FIGURE + figure.endswith(' ')}}"),
-        after,
-    )
+    if frame.height == 1:
+        return frame.item(f"{label} ", figure, after)
+    return frame.item(f"{label:<{_LABEL}}", f"{figure:>{_FIGURE + figure.endswith(' ')}}", after)
 
 
 def _bar_row(
@@ -286,11 +283,8 @@ _BELOW = 18  # rows that a timeline which grows in a high terminal leaves to the
 def brief(frame: Frame) -> list[Line]:
     """Draw the figure that matters now, its timeline, and up to five more figures, each in its place in every phase."""
     tall = frame.height >= TALL
-    rows = [
-        *large(frame),
-        *shape(frame, min(max(5, frame.height - _BELOW), 14) if tall else 3),
-        *([[]] if tall else []),
-    ]
+    n_rows = min(max(5, frame.height - _BELOW), 14) if tall else 3
+    rows = [*large(frame), *shape(frame, n_rows), *([[]] if tall else [])]
     return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _cores(frame)]
 
 
@@ -326,10 +320,8 @@ def one_line(frame: Frame) -> Line:
     """Draw the brief figures in one line, as many as have room."""
     _, unit, _ = _headline(frame)
     if (share := _progress(frame.figures)) is not None:
-        head, tail = (
-            _read(frame) or frame.item("loading", ""),
-            _pace(frame) or frame.item("", f"{words.percent_done(share)} %"),
-        )
+        head = _read(frame) or frame.item("loading", "")
+        tail = _pace(frame) or frame.item("", f"{words.percent_done(share)} %")
         space, room = frame.item(" ", ""), frame.width - _cells(head) - _cells(tail) - 2
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:

@@ -16,7 +16,7 @@ from cpuchat.base.setting import Setting
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import WhenFull
 from cpuchat.config import settings as settings_file
-from cpuchat.config.settings import OF_CHAT, Changes, value_of, with_changes
+from cpuchat.config.settings import OF_CHAT, value_of, with_changes
 from cpuchat.present import answers
 from cpuchat.present.tools import server_state
 from cpuchat.tools.config import load_servers
@@ -129,7 +129,10 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
             values = {row.field.key: row.field.parse(row.content) for row in self.rows}
             changed = {row.field.key: row.field for row in self.rows if row.changed}
             if _CONTEXT in changed:
-                await self._resize({"engine": {"ctx": values[_CONTEXT]}})
+                changes = {"engine": {"ctx": values[_CONTEXT]}}
+                await asyncio.to_thread(settings_file.update, changes)
+                self._services.setting_sources.saved(changes)
+                self._services.conversation.settings = with_changes(self._services.settings, changes)
             if changed.keys() & {_PROMPT, *OF_CHAT}:
                 beneath = self._services.settings
                 own = {key: values[key] for key in OF_CHAT if values[key] not in (None, value_of(beneath, key))}
@@ -146,8 +149,3 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
             self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
         finally:
             self.saving = False
-
-    async def _resize(self, changes: Changes) -> None:
-        await asyncio.to_thread(settings_file.update, changes)
-        self._services.setting_sources.saved(changes)
-        self._services.conversation.settings = with_changes(self._services.settings, changes)

@@ -14,8 +14,14 @@ from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
+from cpuchat.hardware.memory import available_bytes, total_bytes
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.process import process_memory
 from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.hardware.topology import read_topology
+from cpuchat.measure import peak
+from cpuchat.models.costs import CostLog
 from cpuchat.session.chat import ChatSession
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.services import Services
@@ -23,10 +29,8 @@ from cpuchat.tui.threads import result_of
 
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
-    from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 
-    _Subject = tuple[PlacementSpec, tuple[int, ...]]  # the cores of the settings, and those of the loaded model
-
+_Subject = tuple[PlacementSpec, tuple[int, ...]]  # the cores of the settings, and those of the loaded model
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
 its repacked copy as much."""
@@ -90,13 +94,11 @@ class PassProbe:
     @property
     def done(self) -> bool:
         """Return whether these cores are measured, or cannot be, and no answer has raised their peak since."""
-        peak = self._session.conversation.meter.figures().roofline.peak.value
-        raised = peak is not None and peak.at_least and monotonic() >= self._raised_at
+        known = self._session.conversation.meter.figures().roofline.peak.value
+        raised = known is not None and known.at_least and monotonic() >= self._raised_at
         return self._known == self._subject() and not raised
 
     def _subject(self) -> _Subject:
-        from cpuchat.hardware.placement.placement import PlacementSpec
-
         model = self._session.conversation.model  # a tuned one may compute on other cores
         return PlacementSpec.of(self._services.settings), model.cpus if model is not None else ()
 
@@ -122,16 +124,14 @@ class PassProbe:
             await result_of(worker)
 
     async def _measure(self) -> None:
-        from cpuchat.measure.peak import ProbeFailed, one_at_a_time
-
         subject = self._subject()
         try:
-            with one_at_a_time() as is_ours:
+            with peak.one_at_a_time() as is_ours:
                 if is_ours:
                     await self._measure_slice(subject)
         except Interrupted:
             pass
-        except ProbeFailed as error:  # little memory is free, for now
+        except peak.ProbeFailed as error:  # little memory is free, for now
             self._retry_at = monotonic() + RAISED_SECONDS
             self._report_once(f"The read bandwidth was not measured: {clean_line(str(error))}")
         except (CpuchatError, OSError) as error:
@@ -168,7 +168,6 @@ class PassProbe:
     async def _measures_passes(self, subject: _Subject, placement: Placement) -> bool:
         """Measure what is left of passes; False if other programs began to compute."""
         from cpuchat.bench.cost_probe import CostProbe, save_passes
-        from cpuchat.models.costs import CostLog
 
         self._idle = 0
         self._probe = CostProbe(subject[0], beside=CostLog(placement.cpus, placement.memory_policy.words))
@@ -192,27 +191,18 @@ class PassProbe:
 
     def _measures_peak(self, cpus: tuple[int, ...], memory: str) -> bool:
         """Measure a slice of the read bandwidth of these cores; False beside other programs."""
-        from cpuchat.measure import peak
-
         found = peak.measure(cpus, rounds=peak.SLICE, policy=memory, cancelled=lambda: self._stopped)
         peak.keep_slice(found, memory)
         return not found.disturbed
 
 
 def _placed(spec: PlacementSpec) -> tuple[Placement, bool]:
-    """Return where `spec` computes, and whether its passes are measured. Raises CpuchatError: this machine does not
-    have these cores."""
-    from cpuchat.hardware.placement.placement import place
-    from cpuchat.hardware.topology import read_topology
-    from cpuchat.models.costs import CostLog
-
+    """Return where `spec` computes, and whether its passes are measured. Raises CpuchatError: no such cores."""
     placement = place(read_topology(), spec)
     return placement, CostLog(placement.cpus, placement.memory_policy.words).probe is not None
 
 
 def _lacks_peak(cpus: tuple[int, ...], memory: str) -> bool:
-    from cpuchat.measure import peak
-
     known = peak.known(cpus, memory)
     return known is None or known.at_least
 
@@ -220,8 +210,6 @@ def _lacks_peak(cpus: tuple[int, ...], memory: str) -> bool:
 def _is_free(pid: int | None) -> bool:
     """Return whether no server of this user is running, and memory is available without dropping pages of the file that
     the worker `pid` has loaded."""
-    from cpuchat.hardware.memory import available_bytes, total_bytes
-    from cpuchat.hardware.process import process_memory
     from cpuchat.models.prediction import spare_bytes
 
     if running_servers():

@@ -62,12 +62,11 @@ class Reader:
     async def read(self, text: str) -> None:
         """Read a text that is there. Raises SpeechFailed as `switch`."""
         self.stop()
-        await self.prepare()
-        self._begin(answer=False)
-        if self._speaker is not None:
-            await self._speaker.feed_whole(text)
+        speaker = await self.prepare()
+        self._begin(speaker, answer=False)
+        await speaker.feed_whole(text)
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> Speaker:
         """Start the speech process, if it does not run. Raises SpeechFailed."""
         from cpuchat.speech.player import ProgramPlayer, playing_program
         from cpuchat.speech.speaker import Speaker, check_voice
@@ -80,14 +79,16 @@ class Reader:
         if self._speaker is None:
             self._speaker = Speaker(speed, lambda: ProgramPlayer(self._program), tell=self._failed, ended=self._over)
         self._speaker.prepare()
+        return self._speaker
 
-    async def prepare_if_enabled(self) -> None:
+    async def prepare_if_enabled(self) -> Speaker | None:
         """Prepare if answers are to be read; a voice that is missing turns that off for this run."""
         if self.enabled:
             try:
-                await self.prepare()
+                return await self.prepare()
             except CpuchatError as error:
                 self._failed(error)
+        return None
 
     async def settings_changed(self, before: SpeechSection) -> None:
         now = self._services.settings.speech
@@ -104,9 +105,8 @@ class Reader:
         self.stop()  # what is still read of the answer before
         self._is_writing, self._reads_answer = True, False
         self._session.conversation.logs_speed = True
-        await self.prepare_if_enabled()
-        if self.enabled:
-            self._begin(answer=True)
+        if (speaker := await self.prepare_if_enabled()) is not None and self.enabled:
+            self._begin(speaker, answer=True)
 
     def stop(self) -> bool:
         """Be silent at once; False if nothing was read."""
@@ -123,13 +123,11 @@ class Reader:
             await speaker.close()
             self._screen.refresh_bindings()
 
-    def _begin(self, *, answer: bool) -> None:
-        if self._speaker is None:
-            return
+    def _begin(self, speaker: Speaker, *, answer: bool) -> None:
         self._reads_answer = answer
         if self._is_writing:  # what is read beside it costs a little of its speed: that is not the model's
             self._session.conversation.logs_speed = False
-        self._speaker.begin()
+        speaker.begin()
         self._screen.refresh_bindings()
 
     def _over(self) -> None:

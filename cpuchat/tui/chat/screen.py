@@ -121,9 +121,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         """Show a stored chat, from `message_id` unless 0; returns the worker that does."""
         return self.commands.open(chat_id, message_id)
 
-    def submit(self, text: str) -> None:
-        self._composer.submit(text)
-
     async def finish(self) -> None:
         """Stop what runs; return when its last text is shown and stored."""
         with contextlib.suppress(ScreenStackError):  # after an error, which has ended the screens; the text is put
@@ -177,16 +174,15 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                     self.notify(f"Loading {known_as(event.source)} again.", markup=False)
             case PrefillProgress():
                 self.figures.show_with_text()
-            case events.LoadEnded():
-                if isinstance(event.last, LoadCancelled):
-                    self.tell("Load stopped. Your next message restarts it.")
-                elif isinstance(event.last, ModelLoaded):
-                    if problem := self.conversation.draft_problem:
-                        self.tell(problem, "error")
-                    self._show_ready()
-                    # It may fit the cost model anew, so nothing waits for it.
-                    self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
-                    self.services.save_settings({"model": {"last": str(event.source)}})
+            case events.LoadEnded(last=LoadCancelled()):
+                self.tell("Load stopped. Your next message restarts it.")
+            case events.LoadEnded(last=ModelLoaded()):
+                if problem := self.conversation.draft_problem:
+                    self.tell(problem, "error")
+                self._show_ready()
+                # It may fit the cost model anew, so nothing waits for it.
+                self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
+                self.services.save_settings({"model": {"last": str(event.source)}})
             case events.ChatOpened():
                 self._show_opened(event)
             case events.AnswerBegun():
@@ -269,13 +265,12 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     def action_sidebar(self) -> None:
         if self.has_class("-wide"):
-            hidden = not self.has_class("-no-sidebar")
-            self.set_class(hidden, "-no-sidebar")
-            self.services.save_settings({"ui": {"sidebar": not hidden}})
-            shown = not hidden
+            shown = self.has_class("-no-sidebar")
+            self.set_class(not shown, "-no-sidebar")
+            self.services.save_settings({"ui": {"sidebar": shown}})
         else:
-            self.toggle_class("-chats-over")
-            shown = self.has_class("-chats-over")
+            shown = not self.has_class("-chats-over")
+            self.set_class(shown, "-chats-over")
         (self._chats.query_one(Chats) if shown else self._composer).focus()
         self.refresh_bindings()
 

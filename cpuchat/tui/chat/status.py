@@ -25,6 +25,7 @@ WARNING_SHARE = 0.8
 """Share of the context from which on it is almost full."""
 _BEFORE = len(" cpuchat  ")
 _SHORTEST = 8  # characters of a name
+_PARTS = ("name", "model", "dim", "warn")
 _Part = tuple[str, str]  # a text and its style
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
@@ -38,7 +39,7 @@ def short_name(model: str) -> str:
 class StatusLine(Widget):
     """One line that drops its least important parts first. A click on the model asks for another one."""
 
-    COMPONENT_CLASSES = {"status--name", "status--model", "status--dim", "status--warn"}
+    COMPONENT_CLASSES = {f"status--{part}" for part in _PARTS}
     ALLOW_SELECT = False
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -93,9 +94,7 @@ class StatusLine(Widget):
         """Show the loaded model and how full its context is; warn once that it is almost full."""
         model, chat = session.conversation.model, session.conversation.chat
         used = session.conversation.figures().n_past.value or 0
-        if model is not self._model:
-            self.show_model(model)
-        self._used = used
+        self._model, self._used = model, used
         self._redraw()
         if model is None or chat is None or not (used and model.n_ctx):
             return
@@ -156,10 +155,7 @@ class StatusLine(Widget):
         return left, self._draft_words(), [part for part in (*where, (tools, "dim"), context) if part[0]]
 
     def render(self) -> RenderResult:
-        styles = {
-            part: self.get_component_rich_style(f"status--{part}", partial=True)
-            for part in ("name", "model", "dim", "warn")
-        }
+        styles = {part: self.get_component_rich_style(f"status--{part}", partial=True) for part in _PARTS}
         names, drafts, parts = self._shown
         left = Text.assemble(*((text, styles[part]) for text, part in names), no_wrap=True)
         self._name_end = left.cell_len

@@ -12,17 +12,7 @@ from textual.content import Content
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import StoredMessage, Tree
 from cpuchat.present import answers
-from cpuchat.protocol.messages import (
-    CallDone,
-    CallsMade,
-    ContextTrimmed,
-    Failed,
-    GenerationFinished,
-    LoadProgress,
-    PrefillProgress,
-    Reconnecting,
-    TextDelta,
-)
+from cpuchat.protocol import messages as protocol
 from cpuchat.session import events as session_events
 from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
@@ -59,7 +49,7 @@ class ChatTranscript(Transcript):
         self._next_block = 0  # to copy, from the last one back
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
-        self._reading: PrefillProgress | None = None  # the newest event, of a prompt
+        self._reading: protocol.PrefillProgress | None = None  # the newest event, of a prompt
         self._replaces = False  # it is to take the place of something that is not shown any more
         self._summarizes = False
         self._left_out = ""
@@ -107,24 +97,24 @@ class ChatTranscript(Transcript):
     def follow(self, event: SessionEvent) -> None:
         self._reading = None
         match event:
-            case TextDelta():
+            case protocol.TextDelta():
                 if not self._written:
                     self._written = True
                     self.set_pending("")
                 self.append(event.text, event.channel, "" if self._summarizes else event.drafter)
-            case PrefillProgress() if not self._written:
+            case protocol.PrefillProgress() if not self._written:
                 self._reading = event
                 self.show_reading()
-            case LoadProgress() if self._open:  # a dead worker is started again before it answers
+            case protocol.LoadProgress() if self._open:  # a dead worker is started again before it answers
                 remote = event.phase in answers.SERVER_PHASES
                 loading = answers.load_progress("the server", event, skips=not self._session.queue)
                 self.set_pending(loading if remote else "Restarting the worker…")
-            case Reconnecting():
+            case protocol.Reconnecting():
                 self.set_pending(answers.reconnecting(event))
-            case ContextTrimmed():
+            case protocol.ContextTrimmed():
                 self._left_out = answers.left_out(event)
                 self._session.tell(answers.context_trimmed(event), "warning")
-            case GenerationFinished() if not event.calls or event.stop_reason == "cancelled":  # else it goes on
+            case protocol.GenerationFinished() if not event.calls or event.stop_reason == "cancelled":  # or it goes on
                 answer = self._session.history.answer
                 note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
                 is_empty = event.stop_reason == "cancelled" and not (answer.content or answer.reasoning or answer.steps)
@@ -134,12 +124,12 @@ class ChatTranscript(Transcript):
                     self._session.tell("The request was stopped before the first token.")
                 if note := answers.note(event.timings):
                     self._session.tell(note, "warning")
-            case CallsMade() | CallDone():
+            case protocol.CallsMade() | protocol.CallDone():
                 steps = self._session.history.answer.steps
                 self._show_call(_RUNNING)
                 self._written = False
                 self.set_pending(_WAITING if len(steps[-1].results) == len(steps[-1].calls) else "")
-            case Failed():
+            case protocol.Failed():
                 self._close("")
                 loads = self._session.activity is Activity.LOADING
                 what = _TITLES.get(event.code, "Not loaded" if loads else "Request failed")
@@ -171,10 +161,9 @@ class ChatTranscript(Transcript):
             case session_events.MessageSent():
                 self.start_copying_over()
                 self.add_message(sent_message(event.message.text))
-            case session_events.Changed("question"):
-                question = self._session.history.question
+            case session_events.Changed("question") if (question := self._session.history.question) is not None:
                 entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
-                if question is not None and entry is not None and entry.message.attachments != attached(question):
+                if entry is not None and entry.message.attachments != attached(question):
                     entry.message = replace(entry.message, attachments=attached(question))
                     self._show_whole(entry)
             case session_events.AnswerBegun(summarizes=True):

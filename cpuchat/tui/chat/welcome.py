@@ -54,7 +54,8 @@ class WelcomePane(Container):
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
-        self._about = Welcome()
+        self.about = Welcome()
+        """What is shown of this machine; its offer is what Enter does, once it is known."""
         self._reading: Worker[None] | None = None
         self._questions: tuple[str, ...] = ()
         self._has_own = False
@@ -70,24 +71,19 @@ class WelcomePane(Container):
     def on_resize(self) -> None:
         self.call_after_refresh(self._draw)  # a long name has other lines
 
-    @property
-    def offer(self) -> Offer | None:
-        """Return what Enter does, once it is known."""
-        return self._about.offer
-
     def show(self, questions: tuple[str, ...], *, has_own: bool, idle: bool) -> None:
         """`questions` will be answered, () without a model. `has_own`: one of the user's is loaded, so that no other is
         named. `idle`: there is time to read what this machine can run; what is offered may have changed since."""
         self._questions, self._has_own = questions, has_own
         self._draw()
-        if idle and (not has_own or self._about == Welcome()):
+        if idle and (not has_own or self.about == Welcome()):
             self._read()
 
     async def wait_for_offer(self) -> Offer | None:
         """Return what Enter does, once it is read; None if that was given up, as when another model is loaded."""
-        while self.offer is None and self._reading is not None and not self._reading.is_finished:
+        while self.about.offer is None and self._reading is not None and not self._reading.is_finished:
             await result_of(self._reading)
-        return self.offer
+        return self.about.offer
 
     def _read(self) -> None:
         services = self._services
@@ -100,19 +96,19 @@ class WelcomePane(Container):
             painted = asyncio.Event()
             self.screen.call_after_refresh(painted.set)  # the first frame waits for nothing
             await painted.wait()
-            self._about = await run_in_daemon_thread(read)
+            self.about = await run_in_daemon_thread(read)
             self._draw()
 
         self._reading = self.run_worker(read_and_draw(), exclusive=True)
 
     def _download_changed(self, download: Download) -> None:
-        if download.state == "done" and self.offer is not None:
+        if download.state == "done" and self.about.offer is not None:
             self._read()  # it is the user's own now
         else:
             self._draw()
 
     def _offered(self) -> list[Content]:
-        offer = self.offer or _READING
+        offer = self.about.offer or _READING
         repo = offer.model.repos[0] if offer.model is not None else ""
         coming = any(one.order.repo == repo and one.state in RUNNING for one in self._services.downloading.all())
         title, details = offer.title, offer.details
@@ -133,13 +129,12 @@ class WelcomePane(Container):
             )
             for number, question in enumerate(self._questions, 1)
         ]
-        machine = Content(self._about.machine)
+        machine = Content(self.about.machine)
         if self._has_own:
             lines = [*questions, Content(""), machine, Content("")]
         else:
-            none = [] if questions else [Content("No model is loaded."), Content("")]
-            lines = [*none, *([Content(WHAT), Content("")] if questions else []), *self._offered(), *questions]
-            lines += [Content(""), machine]
+            head = Content(WHAT if questions else "No model is loaded.")
+            lines = [head, Content(""), *self._offered(), *questions, Content(""), machine]
         by_number = questions and not self._has_own
         keys = "1 to 3, then Enter · Ctrl+O your models" if by_number else "Ctrl+O models · Alt+S this chat"
         text = Content("\n").join([*lines, Content(f"{keys} · F1 help")])

@@ -150,19 +150,14 @@ def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool)
     closer = _MATH_FENCE.get(first[:2])
     if closer is None:
         return False
-    if len(first) > 2:
-        if closer in first[2:]:
-            return False  # opened and closed on one line: the inline rule's business
-        if silent:
-            return False  # "$$x" in the middle of a paragraph does not end it
-    line = start_line + 1
-    while line < end_line:
+    if len(first) > 2 and (silent or closer in first[2:]):
+        return False  # "$$x" does not end a paragraph; what closes on its line is the inline rule's business
+    for line in range(start_line + 1, end_line):
         content = state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].rstrip()
         if state.sCount[line] < state.blkIndent and content:
             return False
         if content.endswith(closer):
             break
-        line += 1
     else:
         return False
     if silent:

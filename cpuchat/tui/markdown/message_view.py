@@ -22,17 +22,7 @@ from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.protocol.messages import ToolStep
 from cpuchat.telemetry.units import plural
 from cpuchat.tui.markdown.render import MAX, render
-from cpuchat.tui.markdown.rows import (
-    Line,
-    LineStream,
-    Run,
-    TextRow,
-    TextStyles,
-    plain_rows,
-    prefix,
-    to_line,
-    wrap,
-)
+from cpuchat.tui.markdown.rows import Line, LineStream, Run, TextRow, TextStyles, plain_rows, prefix, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
 
 Span = tuple[int, str]
@@ -166,7 +156,7 @@ class Rendering:
             self.content = range(start, len(self.lines))
             if len(message.content) > MAX:
                 yield True
-        self.lines += view.lines([*(note_rows(message.note, view) if message.note else []), TextRow()])
+        self.lines += view.lines([*note_rows(message.note, view), TextRow()])
 
 
 def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextRow]]:
@@ -319,11 +309,11 @@ class OpenMessage:
         self._fresh = deque(pieces("".join(self.content), self._spans))  # not seen by it yet
         self._done: list[Line] = []
 
-    def restyle(self, view: View) -> None:
-        """Render from the start for another width, palette or folding."""
+    def restyle(self, view: View) -> int:
+        """Render from the start for another width, palette or folding; returns the first changed line."""
         self.view, self._head_of = view, None
         self._render_anew()
-        self.update()
+        return self.update()
 
     def message(self, note: str = "") -> TranscriptMessage:
         content, reasoning = "".join(self.content), "".join(self.reasoning)

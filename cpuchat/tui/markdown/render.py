@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -55,13 +56,9 @@ _MAX_LINE = 2000  # minified files: some lexers are quadratic in the line's leng
 
 @lru_cache(maxsize=512)
 def _role(kind: _TokenType) -> str:
-    """Return the palette's field for a token type, "" for plain text."""
-    names = str(kind).split(".")[1:]  # Token.Name.Function
-    while names:
-        if role := _ROLES.get(".".join(names)):
-            return role
-        names.pop()
-    return ""
+    """Return the palette's field for a token type such as `Token.Name.Function`, "" for plain text."""
+    names = (str(one).removeprefix("Token.") for one in reversed(kind.split()))
+    return next((_ROLES[name] for name in names if name in _ROLES), "")
 
 
 @lru_cache(maxsize=64)
@@ -87,9 +84,7 @@ def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[
     if lexer is not None and all(len(line) < _MAX_LINE for line in code.split("\n")):
         lines: list[list[Run]] = [[]]
         safe: list[bool] = []
-        size = 0
         for kind, value in lexer.get_tokens(code):
-            size += len(value)
             role = "label" if language == "diff" and value.startswith(("--- ", "+++ ")) else _role(kind)
             run_style = style + getattr(palette, role) if role else style
             first, *others = value.split("\n")
@@ -101,7 +96,7 @@ def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[
                 # A line break inside a string or a comment: the next line is still part of it.
                 safe.append(role not in ("string", "comment") or str(kind) == "Token.Comment.Single")
                 lines.append([(other, run_style)] if other else [])
-        if size == len(code) and "\n".join("".join(t for t, _ in line) for line in lines) == code:
+        if "\n".join("".join(t for t, _ in line) for line in lines) == code:
             return lines, [*safe, False]
     plain = code.split("\n")
     return [[(line, style)] for line in plain], [True] * (len(plain) - 1) + [False]
@@ -149,16 +144,15 @@ def _table_row(cells: Sequence[Cell], widths: list[int], aligns: list[str], pale
         for cell, size in zip(cells, widths, strict=False)
     ]
     rows: list[TextRow] = []
-    for line in range(max((len(column) for column in columns), default=0)):
+    for line in zip_longest(*columns, fillvalue=TextRow()):
         runs: list[Run] = [(" ", palette.rule)]
-        for index, (column, size) in enumerate(zip(columns, widths, strict=False)):
+        for index, (cell, size) in enumerate(zip(line, widths, strict=False)):
             if index:
                 runs.append((" │ ", palette.rule))
-            content = column[line].runs if line < len(column) else []
-            free = size - _size(content)
+            free = size - _size(cell.runs)
             before = {"right": free, "center": free // 2}.get(aligns[index], 0)
             space = (" " * before, palette.rule), (" " * (free - before), palette.rule)
-            runs += [run for run in (space[0], *content, space[1]) if run[0]]
+            runs += [run for run in (space[0], *cell.runs, space[1]) if run[0]]
         rows.append(TextRow(runs))
     return rows
 
@@ -349,8 +343,8 @@ class Renderer:
 
     def _list(self, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[TextRow]:
         rows: list[TextRow] = []
-        loose = any(token.type == "paragraph_open" and not token.hidden and token.level == inner[0].level + 1
-                    for token in inner) if inner else False  # fmt: skip
+        paragraphs = (token for token in inner if token.type == "paragraph_open" and not token.hidden)
+        loose = any(token.level == inner[0].level + 1 for token in paragraphs)
         start = 0
         while start < len(inner):
             item = inner[start]

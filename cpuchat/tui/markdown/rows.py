@@ -62,6 +62,7 @@ class TextRow:
         return "".join(text for text, _ in self.runs)
 
 
+@dataclass(slots=True)
 class Line:
     """A finished row: what is drawn, and how it is copied (see `TextRow`).
 
@@ -69,14 +70,11 @@ class Line:
     made when asked for, and only those made last are kept.
     """
 
-    __slots__ = ("_strip", "joint", "lead", "segments", "width")
-
-    def __init__(self, segments: list[Segment], width: int, lead: int, joint: str) -> None:
-        self.segments = segments
-        self.width = width
-        self.lead = lead
-        self.joint = joint
-        self._strip: Strip | None = None
+    segments: list[Segment]
+    width: int
+    lead: int
+    joint: str
+    _strip: Strip | None = field(default=None, init=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -90,13 +88,6 @@ class Line:
             if len(_drawn) > _MAX_STRIPS:
                 _drawn.popleft()._strip = None
         return self._strip
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Line) and (
-            (self.width, self.lead, self.joint, self.segments) == (other.width, other.lead, other.joint, other.segments)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def wrap(row: TextRow, width: int) -> list[TextRow]:
@@ -190,10 +181,8 @@ def barred(rows: list[TextRow], bar: Style) -> list[TextRow]:
 
 def plain_rows(text: str, width: int, style: Style) -> list[TextRow]:
     """Wrap `text` as it is; nothing in it is read as markup."""
-    rows: list[TextRow] = []
-    for line in text.split("\n"):
-        rows.extend(wrap(TextRow([(expand_tabs(line), style)]), width))
-    return rows
+    lines = (TextRow([(expand_tabs(line), style)]) for line in text.split("\n"))
+    return [row for line in lines for row in wrap(line, width)]
 
 
 class LineStream:
@@ -283,13 +272,9 @@ def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, i
     (first, begin), (last, finish) = start, end
     for index in range(max(0, first), min(last, len(lines) - 1) + 1):
         line = lines[index]
-        text = line.text
-        stop = finish if index == last else len(text)
-        piece = text[max(line.lead, begin if index == first else 0) : stop].rstrip(" ")
-        if parts:
-            parts.append(line.joint)
-        parts.append(piece)
-    return "".join(parts)
+        start_at, stop = begin if index == first else 0, finish if index == last else len(line.text)
+        parts += [line.joint, line.text[max(line.lead, start_at) : stop].rstrip(" ")]
+    return "".join(parts[1:])
 
 
 def selected(strip: Strip, start: int, end: int, style: Style) -> Strip:

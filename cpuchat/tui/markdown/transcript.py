@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from time import perf_counter
@@ -26,15 +26,7 @@ from cpuchat.base.text import clean
 from cpuchat.protocol.messages import Channel
 from cpuchat.tui import keys
 from cpuchat.tui.markdown import rows as palettes
-from cpuchat.tui.markdown.message_view import (
-    GUTTER,
-    STEP,
-    OpenMessage,
-    Rendering,
-    TranscriptMessage,
-    View,
-    pieces,
-)
+from cpuchat.tui.markdown.message_view import GUTTER, STEP, OpenMessage, Rendering, TranscriptMessage, View, pieces
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import CodeBlock, Line, copied_text, selected
 from cpuchat.tui.threads import LoopTimer
@@ -80,18 +72,10 @@ class TranscriptEntry:
             return self.open.message()
         return self.message if self.view is not None else self.message.cleaned()
 
-    @property
-    def size(self) -> int:
-        return min(STEP, len(self.message.content)) + len(self.message.reasoning) + 100
-
     def render(self, view: View) -> int:
         """Render `lines` for `view`, the next part of a long message; returns the first that changed."""
-        first = 0
         if self.open is not None:
-            if self.open.view == view:
-                first = self.open.update()
-            else:
-                self.open.restyle(view)
+            first = self.open.update() if self.open.view == view else self.open.restyle(view)
             self.lines, self.view = self.open.lines, view
             return first
         if self._rendering is None or self._rendering[0] != view:
@@ -104,15 +88,14 @@ class TranscriptEntry:
         if done or not self.lines:
             self.lines = rendering.lines
         self.content = rendering.content if self.lines is rendering.lines else self.content
-        return first
+        return 0
 
 
 class Entries(list[TranscriptEntry]):
     """Entries in order. After lines have changed, `recount` brings the line numbers up to date."""
 
-    def __init__(self, entries: list[TranscriptEntry] | None = None) -> None:
-        super().__init__(entries or [])
-        self.starts = [0]
+    def __init__(self, entries: Iterable[TranscriptEntry] = ()) -> None:
+        super().__init__(entries)
         self.recount()
 
     def recount(self) -> None:
@@ -132,7 +115,7 @@ class Entries(list[TranscriptEntry]):
             return self.height
         step, left = view // 3, before - self.height
         if left < 0:
-            left = step if following and self.open_index() is not None else 0
+            left = step if following and self.open_answer() is not None else 0
         return self.height + min(left, step)
 
     def at(self, line: int) -> int:
@@ -143,28 +126,12 @@ class Entries(list[TranscriptEntry]):
         index = self.at(number)
         return self[index].lines[number - self.starts[index]]
 
+    def open_entry(self) -> TranscriptEntry | None:
+        return next((entry for entry in self if entry.open is not None), None)
+
     def open_answer(self) -> OpenMessage | None:
-        index = self.open_index()
-        return None if index is None else self[index].open
+        return entry.open if (entry := self.open_entry()) is not None else None
 
-    def current(self, index: int | None) -> TranscriptMessage | None:
-        if index is not None and index < len(self):
-            return self[index].now
-        return next((entry.now for entry in reversed(self) if entry.message.role == "assistant"), None)
-
-    def outward(self, top: int | None) -> Iterator[int]:
-        """Yield all indices: from `top` down, then from there up; None: from the last one up."""
-        if top is None:
-            yield from range(len(self) - 1, -1, -1)
-        else:
-            yield from range(top, len(self))
-            yield from range(top - 1, -1, -1)
-
-    def open_index(self) -> int | None:
-        return next((index for index, entry in enumerate(self) if entry.open is not None), None)
-
-
-__all__ = ["Transcript", "TranscriptMessage"]
 
 MIN_INTERVAL = 0.1  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
 COST_FACTOR = 10
@@ -175,7 +142,6 @@ _CHUNK_PAUSE = 0.005  # s between two of them, for keys and other widgets
 class Transcript(ScrollView, can_focus=True):
     """Shows messages, follows an answer while it is written, and provides text to copy."""
 
-    ALLOW_SELECT = True
     COMPONENT_CLASSES: ClassVar[set[str]] = palettes.COMPONENT_CLASSES
     DEFAULT_CSS = f"""
     Transcript {{
@@ -199,7 +165,7 @@ class Transcript(ScrollView, can_focus=True):
         self._end = 0  # of what can be scrolled into view
         self._view: View | None = None
         self._show_reasoning = False
-        self._color_drafts = False
+        self.colors_drafts = False
         self._current: int | None = None
         self._jump: int | None = None  # the message to scroll to, once it is rendered
         self.following = True
@@ -283,34 +249,27 @@ class Transcript(ScrollView, can_focus=True):
     def finish_answer(self, note: str = "") -> TranscriptMessage | None:
         """Close the open answer, render it as a whole and return it; None without one."""
         self._flush_timer.stop()
-        if (index := self._entries.open_index()) is None:
+        if (entry := self._entries.open_entry()) is None or entry.open is None:
             return None
-        entry = self._entries[index]
-        assert entry.open is not None
-        entry.message = entry.open.finish(note)
-        entry.open = None
+        entry.message, entry.open = entry.open.finish(note), None
         self._show_whole(entry)
         return entry.message
 
-    def toggle_reasoning(self) -> bool:
+    def toggle_reasoning(self) -> None:
         self._show_reasoning = not self._show_reasoning
         self._restyle()
-        return self._show_reasoning
-
-    @property
-    def colors_drafts(self) -> bool:
-        return self._color_drafts
 
     def color_drafts(self, on: bool) -> None:
-        if on != self._color_drafts:
-            self._color_drafts = on
-            self._restyle()
+        self.colors_drafts = on
+        self._restyle()
 
     # Text for the clipboard
 
     def current_message_text(self) -> str:
-        message = self._entries.current(self._current)
-        return "" if message is None else message.content
+        """Return the text of the message under the marker, or of the last answer; "" without one."""
+        if self._current is not None and self._current < len(self._entries):
+            return self._entries[self._current].now.content
+        return next((one.now.content for one in reversed(self._entries) if one.message.role == "assistant"), "")
 
     def code_blocks(self) -> list[CodeBlock]:
         return code_blocks(self.current_message_text())
@@ -322,15 +281,12 @@ class Transcript(ScrollView, can_focus=True):
         self._show_whole(entry)
 
     def _show_whole(self, entry: TranscriptEntry) -> None:
-        self._render_entry(entry)
+        if self._view is not None:
+            entry.render(self._view)
         self._resized()
         self.refresh()
-        if self._view is not None and not entry.is_current(self._view):
+        if not entry.is_current(self._view):
             self._chunk_timer.start(_CHUNK_PAUSE)
-
-    def _render_entry(self, entry: TranscriptEntry) -> int:
-        """Render the entry and return its first changed line; the caller calls `_resized`. Quitting does not wait."""
-        return 0 if self._view is None or getattr(self.app, "leaving", False) else entry.render(self._view)
 
     def _resized(self) -> None:
         """Recount the lines and keep the place in the text (or the end, when following)."""
@@ -359,7 +315,7 @@ class Transcript(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         if not self.is_attached or width <= 0:
             return
-        view = View(width, palettes.from_widget(self), self._show_reasoning, self._color_drafts)
+        view = View(width, palettes.from_widget(self), self._show_reasoning, self.colors_drafts)
         if view != self._view:
             self._view = view
             self._end = 0
@@ -376,14 +332,14 @@ class Transcript(ScrollView, can_focus=True):
         offset, height = self.scroll_offset.y - self._entries.starts[top], max(1, len(self._entries[top].lines))
         room, budget = self.size.height, CHUNK
         left = False
-        for index in self._entries.outward(None if self.following else top):
-            entry = self._entries[index]
+        start = len(self._entries) if self.following else top  # from there down, then from there up
+        for entry in (*self._entries[start:], *reversed(self._entries[:start])):
             if not entry.is_current(view):
                 if left or (room <= 0 and budget <= 0):
                     left = True
                     break
-                self._render_entry(entry)
-                budget -= entry.size
+                entry.render(view)
+                budget -= min(STEP, len(entry.message.content)) + len(entry.message.reasoning) + 100
                 left = not entry.is_current(view)
             room -= len(entry.lines)
         self._resized()
@@ -402,17 +358,15 @@ class Transcript(ScrollView, can_focus=True):
     def flush(self) -> None:
         """Render what has come since the last flush (a timer does it otherwise)."""
         self._flush_timer.stop()
-        index = self._entries.open_index()
-        if index is None:
+        if (entry := self._entries.open_entry()) is None:
             return
         started = perf_counter()
-        entry = self._entries[index]
         old_count, old_scroll = len(entry.lines), self.scroll_offset.y
-        first = self._render_entry(entry)
+        first = entry.render(self._view) if self._view is not None else 0
         if len(entry.lines) != old_count:
             self._resized()
         if self.scroll_offset.y == old_scroll:  # else the scroll has the whole view drawn again
-            start = self._entries.starts[index] - old_scroll
+            start = self._entries.starts[self._entries.index(entry)] - old_scroll
             top, bottom = max(0, start + first), min(self.size.height, start + max(len(entry.lines), old_count))
             if top < bottom:
                 self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
@@ -448,18 +402,9 @@ class Transcript(ScrollView, can_focus=True):
         end = (selection.end.y, selection.end.x) if selection.end else (len(lines), 0)
         return copied_text(lines, start, end), "\n"
 
-    def selection_updated(self, selection: Selection | None) -> None:
-        self.refresh()
-
     # The marker
 
-    def action_previous_message(self) -> None:
-        self._mark(-1)
-
-    def action_next_message(self) -> None:
-        self._mark(1)
-
-    def _mark(self, step: int) -> None:
+    def action_mark(self, step: int) -> None:
         if not self._entries:
             return
         last = len(self._entries) - 1

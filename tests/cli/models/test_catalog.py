@@ -15,11 +15,8 @@ from tests.models.drafts.files import header_file, write_catalog
 
 
 @pytest.fixture(autouse=True)
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty Hugging Face cache, and no hub that could be asked."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return tmp_path / "hub"
 
 
 def test_all_are_listed_with_what_fits() -> None:

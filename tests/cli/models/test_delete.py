@@ -8,15 +8,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from cpuchat.config import settings
 from cpuchat.telemetry.units import size
-from tests.cli.models.places import folder_setting
 from tests.cli.program import COMMAND, HANG_GUARD, run
-from tests.models.library.files import cached
-
-
-@pytest.fixture
-def tiny(hub: Path, tiny_model: Path) -> Path:
-    return cached(hub, "some/tiny-GGUF", "tiny-F32.gguf", tiny_model)
 
 
 def test_a_model_of_the_cache_goes_with_a_word_for_it(tiny: Path, hub: Path) -> None:
@@ -32,7 +26,7 @@ def test_what_stays_is_said(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "link.gguf").symlink_to(shutil.copy(tiny, tmp_path / "kept.gguf"))
-    folder_setting(folder)
+    settings.update({"model": {"folders": [str(folder)]}})
     done = run("models", "delete", str(folder / "link.gguf"), "--yes")
     assert done.stdout.splitlines() == [
         f"  link.gguf is a link: its target {tmp_path / 'kept.gguf'} stays.",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_in_a_terminal_a_line_shows_how_far_it_is_and_ctrl_c_keeps_that(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))  # where a terminal's home has it
     gate, of_the_header = Gate(at=200_000), Fault()
     hub.fault(REPO, NAME, of_the_header, Fault(gate=gate))
-    with terminal("models", "download", REPO, home=tmp_path, columns=50) as shown:
+    with closing(Terminal(["models", "download", REPO], home=tmp_path, columns=50)) as shown:
         screen = shown.wait_for(f"{100 * gate.at // tiny_model.stat().st_size} %")
         assert max(len(line) for line in screen.splitlines()) <= 50
         shown.press("ctrl+c")
@@ -91,15 +90,6 @@ def test_in_a_terminal_a_line_shows_how_far_it_is_and_ctrl_c_keeps_that(
     done = run("models", "download", f"{REPO}:q4_k_m")
     assert done.returncode == 0, done.stderr
     assert hub.bytes_sent(NAME) - before == 2 * tiny_model.stat().st_size - gate.at  # all of it for the header, too
-
-
-@contextmanager
-def terminal(*arguments: str, home: Path, columns: int = 80) -> Iterator[Terminal]:
-    shown = Terminal(arguments, home=home, columns=columns)
-    try:
-        yield shown
-    finally:
-        shown.close()
 
 
 @pytest.fixture
@@ -113,7 +103,7 @@ def huge(hub: HubServer, tmp_path: Path) -> str:
 
 
 def test_what_is_too_large_for_the_machine_is_asked_about(huge: str, tmp_path: Path) -> None:
-    with terminal("models", "download", huge, home=tmp_path) as shown:
+    with closing(Terminal(["models", "download", huge], home=tmp_path)) as shown:
         shown.wait_for("Download it anyway?")
         shown.type("n\r")
         shown.wait_for("Nothing was downloaded")

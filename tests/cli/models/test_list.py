@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.config import settings
 from cpuchat.models.library import usage
-from tests.cli.models.places import folder_setting
 from tests.cli.program import HANG_GUARD, run
 from tests.models.library.files import cached
 from tests.models.library.test_usage import answer, info
@@ -22,7 +22,7 @@ def tiny(hub: Path, tiny_model: Path) -> Path:
 
 
 def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_template: Path) -> None:
-    folder_setting(tiny_model_without_template.parent)
+    settings.update({"model": {"folders": [str(tiny_model_without_template.parent)]}})
     done = run("models", "list")
     assert done.returncode == 0, done.stderr
     headings, *lines = done.stdout.splitlines()
@@ -55,7 +55,7 @@ def test_what_is_damaged_comes_last_and_says_so(hub: Path, tiny_model: Path, tmp
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "broken.gguf").write_bytes(b"GGUF")
-    folder_setting(folder)
+    settings.update({"model": {"folders": [str(folder)]}})
     done = run("models", "list")
     assert done.returncode == 0, done.stderr
     damaged = done.stdout.splitlines()[-1]

@@ -20,11 +20,6 @@ DEMO = paths.demo_dir() / DEMO_FILES["demo"]
 DRAFT = paths.demo_dir() / DEMO_FILES["demo-draft"]
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
 def remember_costs(target: Path, draft: Path) -> None:
     """Save calibrations of the pair: cheap verify passes, a fast draft model."""
     files = (file_fingerprint(target), file_fingerprint(draft))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,10 @@ def test_the_file_lies_beside_its_source(half: Path) -> None:
     assert "`cpuchat models list` does not search this folder" in done.stderr
 
 
-def test_from_a_cache_it_goes_to_our_own_folder_and_is_listed(
-    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = tmp_path / "hub/models--some--llama-GGUF/snapshots/abc"
+def test_from_a_cache_it_goes_to_our_own_folder_and_is_listed(half: Path, hub: Path) -> None:
+    snapshot = hub / "models--some--llama-GGUF/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "llama-F16.gguf").symlink_to(half)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     done = run("models", "quantize", "some/llama-GGUF:F16", "Q8_0")
     out = paths.made_models_dir() / "llama-Q8_0.gguf"
     assert done.stdout.startswith(f"{out}  ")
@@ -105,14 +103,12 @@ def test_refusals(half: Path, tmp_path: Path, arguments: list[str], code: int, w
 
 def test_ctrl_c_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    terminal = Terminal(
-        ["models", "quantize", str(large), "IQ4_XS", str(out), "--threads", "1"], home=tmp_path / "home"
-    )
-    terminal.wait_for("tensor ")
-    assert out.with_name(out.name + PART).exists()
-    terminal.press("ctrl+c")
-    assert terminal.wait_for_end() == 130
+    arguments = ["models", "quantize", str(large), "IQ4_XS", str(out), "--threads", "1"]
+    with closing(Terminal(arguments, home=tmp_path / "home")) as terminal:
+        terminal.wait_for("tensor ")
+        assert out.with_name(out.name + PART).exists()
+        terminal.press("ctrl+c")
+        assert terminal.wait_for_end() == 130
     assert b"Stopped; the partial file was deleted." in terminal.raw
     assert b"Traceback" not in terminal.raw
     assert not list(tmp_path.glob("out*"))
-    terminal.close()

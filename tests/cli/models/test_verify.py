@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cli.program import run
-from tests.models.library.files import cached
 from tests.models.library.test_verifying import flip_a_bit
-
-
-@pytest.fixture
-def tiny(hub: Path, tiny_model: Path) -> Path:
-    return cached(hub, "some/tiny-GGUF", "tiny-F32.gguf", tiny_model)
 
 
 def test_a_sound_and_a_damaged_one(tiny: Path) -> None:

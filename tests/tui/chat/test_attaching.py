@@ -6,12 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from textual import events
 
 from cpuchat.models.library.library import Library
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.composer import Paths
-from tests.support.chat_app import RunningApp, running
+from tests.support.chat_app import RunningApp, loaded
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
 NOTES = "notes.md:\n```\n# Notes\n```\n\n"
@@ -37,16 +36,8 @@ def last_asked(app: RunningApp) -> str:
     return app.backend.requests[-1].messages[-1].content
 
 
-async def paste(app: RunningApp, text: str) -> None:
-    app.prompt.focus()
-    before = app.prompt.text
-    app.app.post_message(events.Paste(text))
-    await app.until(lambda: app.prompt.text != before)
-
-
 async def test_paths_are_completed_and_what_is_no_path_is_sent_at_once() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.press("@")
         await app.until(lambda: offered(app) == ["@src/", "@logo.png", "@notes.md"])
         await app.press("escape")
@@ -81,8 +72,7 @@ async def test_paths_are_completed_and_what_is_no_path_is_sent_at_once() -> None
 
 
 async def test_what_would_be_sent_is_named_with_its_tokens_and_the_wait_for_it() -> None:
-    async with running(ScriptedBackend([answer("One.", prompt_n=7000)])) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("One.", prompt_n=7000)])) as app:
         Path("long.txt").write_text("many words " * 10_000)
         for text, shown in (
             ("What is in @notes.md?", "Message · notes.md, ≈"),
@@ -105,8 +95,7 @@ async def test_what_would_be_sent_is_named_with_its_tokens_and_the_wait_for_it()
 
 
 async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_prompt() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         for text, problem in (
             ("What is @logo.png?", "logo.png is not UTF-8"),
             ("Show @gone.py!", "No such file: gone"),
@@ -122,8 +111,7 @@ async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_p
 
 async def test_attachments_are_folded_and_regenerating_and_editing_send_a_file_as_it_was() -> None:
     gate = Gate()
-    async with running(ScriptedBackend([answer("One two", gate=gate), answer("Two.")])) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("One two", gate=gate), answer("Two.")])) as app:
         await app.send("What is in @notes.md?", wait=False)
         await app.until(gate.reached.is_set)
         await app.shows("▸ notes.md · 1 line (F7)")  # while the answer is written
@@ -146,35 +134,28 @@ async def test_attachments_are_folded_and_regenerating_and_editing_send_a_file_a
 
 
 async def test_a_long_pasted_text_becomes_an_attachment() -> None:
-    async with running() as app:
-        await app.ready()
-        await paste(app, LONG.rpartition("\n")[0])
+    async with loaded() as app:
+        await app.paste(LONG.rpartition("\n")[0])
         assert app.prompt.text == LONG.rpartition("\n")[0]  # not long enough
         app.prompt.clear()
-        await paste(app, LONG)
+        await app.paste(LONG)
         assert app.prompt.text == "[Pasted text 1: 41 lines]"
         await app.shows("Message · Pasted text 1, ≈")
         await app.press("enter")
         await app.idle(1)
         assert last_asked(app) == f"Pasted text 1:\n```\n{LONG}\n```\n\n[Pasted text 1: 41 lines]"
-        assert app.conversation.chat is not None and app.conversation.chat.title == LONG.splitlines()[0]
-        await paste(app, "word " * 100_000)
+        assert app.open_chat.title == LONG.splitlines()[0]
+        await app.paste("word " * 100_000)
         assert app.prompt.text == "[Pasted text 2: 1 line]"
 
 
 async def test_both_sides_of_a_comparison_get_the_attachments() -> None:
     demo = Library([]).resolve("demo")
-    async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo))), model=demo) as app:
-        await app.ready()
-        sides: list[ScriptedBackend] = []
-
-        def new_backend() -> ScriptedBackend:
-            sides.append(ScriptedBackend())
-            return sides[-1]
-
-        app.app.services.new_backend = new_backend
+    async with loaded(ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo))), model=demo) as app:
+        sides = [ScriptedBackend(), ScriptedBackend()]
+        app.app.services.new_backend = iter(sides).__next__
         await app.write("What is in @notes.md?")
         await app.press("ctrl+l")
-        await app.until(lambda: len(sides) > 1 and all(side.requests for side in sides))
+        await app.until(lambda: all(side.requests for side in sides))
         for side in sides:
             assert side.requests[-1].messages[-1].content == f"{NOTES}What is in @notes.md?"

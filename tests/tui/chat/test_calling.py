@@ -9,7 +9,7 @@ from textual.widgets import Button
 from cpuchat.present.tools import CHOICES
 from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tui.chat.call_screen import CallScreen
-from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.chat_app import SMALL, RunningApp, loaded, running
 from tests.support.looking import LOOK, server_config
 from tests.support.scripted_backend import ScriptedBackend, answer, calling
 
@@ -45,21 +45,18 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
         assert "one line of the chat" in app.screen_text
         await app.press("enter")  # refusing has the focus
         await app.until(lambda: not app.chat.busy)
-        lines = [line.text.strip() for line in app.transcript.lines]
+        lines = [line.strip() for line in calls().splitlines()]
         assert "▸ look(path: notes.md) · 1 line (F7)" in lines
         assert lines.index("I will look.") < lines.index("It says: the content.")
         assert any("refused" in line for line in lines)
         assert app.transcript.messages[-1].note.startswith("7 tokens · 40")  # of both answers
         await app.press("f7")
-        assert any(
-            "text: a text that is far too long for one line of the chat" in line.text for line in app.transcript.lines
-        )
+        assert "text: a text that is far too long for one line of the chat" in calls()
         assert [message.role for message in backend.requests[1].messages[1:]] == ["assistant", "tool", "tool"]
-        chat = app.conversation.chat
-        assert chat is not None
+        chat = app.open_chat
         app.chat.commands.new_chat()
         app.chat.open_chat(chat.id)
-        await app.until(lambda: any("│ seen" in line.text for line in app.transcript.lines))
+        await app.until(lambda: "│ seen" in calls())
         await app.send("And now?")
         assert len(backend.requests[2].messages) == 6
 
@@ -83,8 +80,7 @@ async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_ro
     lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
     false = "path: ~/notes/today.md"
     call = ToolCall(name="read_file", arguments={"content": f"a  b\u200b{' ' * 300}{false}\n{lines}", "path": "~/x"})
-    async with running(ScriptedBackend([]), size=SMALL) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([]), size=SMALL) as app:
         chosen = list[str | None]()
         app.app.push_screen(dialog := CallScreen(Tool(name="read_file", source="files"), call), chosen.append)
         shown = await asked(app)

@@ -1,16 +1,20 @@
-"""Tests the list of stored chats."""
+"""Tests the list of stored chats, and that figures of one are not shown with another."""
 
 from __future__ import annotations
 
+import msgspec
 from textual.widgets import Input
 
 from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.messages import ModelLoaded
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
-from tests.support.chat_app import RunningApp, running, three_chats
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.chat_app import SMALL, RunningApp, loaded, running, three_chats
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, timings
+
+SLOWER = msgspec.structs.replace(timings(7), predicted_ms=300.0)
 
 
 def titles(app: RunningApp) -> list[str]:
@@ -47,8 +51,7 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
 
 async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -> None:
     gate = Gate()
-    async with running(ScriptedBackend([answer("One two", gate=gate)]), prepare=three_chats) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("One two", gate=gate)]), prepare=three_chats) as app:
         options, search = app.chat.query_one(Chats), app.chat.query_one("#chat-search", Input)
         everything = titles(app)
         assert everything == ["Today", "What is a [roofline]?", "TOML schema", "Regex for dates"]
@@ -91,8 +94,7 @@ async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -
 
 
 async def test_chats_are_renamed_and_deleted() -> None:
-    async with running(prepare=three_chats) as app:
-        await app.ready()
+    async with loaded(prepare=three_chats) as app:
         options = app.chat.query_one(Chats)
         options.focus()
         await app.press("end", "r")
@@ -111,12 +113,10 @@ async def test_chats_are_renamed_and_deleted() -> None:
 
 
 async def test_a_chat_that_another_window_changed_is_loaded_again_and_the_text_stays() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.send("Hello")
-        assert app.conversation.chat is not None
         other = ChatStore(paths.chats_db())
-        other.add_message(app.conversation.chat.id, "user", "From the other window")
+        other.add_message(app.open_chat.id, "user", "From the other window")
         other.close()
         await app.run("More")
         await app.until(lambda: len(app.transcript.messages) == 4 and not app.chat.busy)
@@ -127,3 +127,45 @@ async def test_a_chat_that_another_window_changed_is_loaded_again_and_the_text_s
         await app.press("enter")
         await app.until(lambda: app.stored()[-1] == ("assistant", "Hello there."))
         assert [content for _, content in app.stored()] == [*shown[:3], "More", "Hello there."]
+
+
+def two_chats(conversation: Conversation) -> None:
+    """Store two chats: “About apples”, the older one, and “About pears”."""
+    store = conversation.history.store
+    for title in ("About apples", "About pears"):
+        chat = store.create_chat(MODEL.name, title=title)
+        store.add_message(chat.id, "user", f"{title}?")
+        told = store.add_message(chat.id, "assistant", "They are fruit.", model=MODEL.name)
+        store.update_message(
+            told.id, content=told.content, reasoning="", stop_reason="end", timings=SLOWER, model=MODEL.name
+        )
+
+
+async def open_chat(app: RunningApp, title: str) -> None:
+    chats = app.conversation.history.store.chats()
+    await app.chat.open_chat(next(chat.id for chat in chats if chat.title == title)).wait()
+    await app.pilot.pause()
+
+
+async def test_figures_of_another_chat_are_not_shown() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with running(backend, prepare=two_chats, size=SMALL) as app:
+        await app.until(gate.reached.is_set)
+        await open_chat(app, "About pears")  # before the model is loaded
+        gate.open()
+        await app.ready()
+        await app.shows("49/8k")
+        await app.press("ctrl+n")
+        await app.send("A question")
+        assert app.conversation.figures().decode_tok_s.value is not None
+        assert "40.0" in app.screen_text
+        await open_chat(app, "About apples")
+        figures = app.conversation.figures()
+        assert figures.decode_tok_s.value is figures.ttft_s.value is None and figures.history == ()
+        assert figures.n_past.value == SLOWER.n_past
+        assert "40.0" not in app.screen_text
+        assert "49/8k" in app.screen_text
+        await app.press("ctrl+n")
+        assert app.conversation.figures().n_past.value == 0
+        assert "0/8k" in app.screen_text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -12,16 +11,13 @@ from textual.widgets._toast import Toast
 
 from cpuchat.base import paths
 from cpuchat.config import settings
-from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.present.chats import Offer, Welcome
 from cpuchat.protocol.messages import (
-    AnyEvent,
     ContextTrimmed,
     Failed,
     GenerationFinished,
-    LoadOptions,
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
@@ -37,12 +33,14 @@ from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.charts import big_digits
-from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, running, three_chats
+from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, loaded, running, three_chats
 from tests.support.downloads import REPO
 from tests.support.hub_server import HubServer
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 
+DEMO = paths.demo_dir() / DEMO_FILES["demo"]
+SUITS = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
 LONG = """Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for every token.
 
 ```python
@@ -103,8 +101,7 @@ async def test_what_was_reused_or_trimmed_is_told_in_whole_and_what_is_not_kept_
         PrefillProgress(request_id=1, processed=1024, total=3000, cache_n=0),
         GenerationFinished(request_id=1, stop_reason="cancelled", timings=stopped),
     ]
-    async with running(ScriptedBackend([steps, trimmed, cancelled]), size=SMALL) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([steps, trimmed, cancelled]), size=SMALL) as app:
         await app.send("Still there?", wait=False)
         words = ("2,600 of 3,140 tokens, 2,102 from disk", "message 2 was edited")
         await app.until(lambda: all(any(one in line.text for line in app.transcript.lines) for one in words))
@@ -136,15 +133,12 @@ async def test_a_failed_load_says_why_and_gives_way_to_the_model_before() -> Non
         app.chat.load_model(Path(MODEL.path))
         await app.told(note)
         await app.ready()
-        backend.load_steps, load = [Failed(code="model_unsupported", message="Unknown: lhama.")], backend.load
-
-        def second_time(path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
-            if str(path) == MODEL.path:
-                backend.load_steps = noted
-            return load(path, options, spec)
-
-        backend.load = second_time  # type: ignore[method-assign]
+        gate = Gate()
+        backend.load_steps = [gate, Failed(code="model_unsupported", message="Unknown: lhama.")]
         app.chat.load_model(Path("/models/other.gguf"))
+        await app.until(gate.reached.is_set)
+        backend.load_steps = noted
+        gate.open()
         await app.until(lambda: len(backend.loads) == 4 and not app.chat.busy)
         assert "Unknown: lhama." in app.contents()[-1] and app.transcript.messages[-1].title == "Not loaded"
         assert app.conversation.model is not None and app.chat.session.source == Path(MODEL.path)
@@ -188,8 +182,7 @@ def test_where_every_core_computes_text_is_asked_for_less_often(monkeypatch: pyt
 
 async def test_answers_and_code_blocks_are_copied() -> None:
     code = "First:\n\n```python\nx = 1\ny = 2\n```\n\n> ```\n> plain\n> ```\n"
-    async with running(ScriptedBackend([answer(code), answer(LONG)]), size=SMALL) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer(code), answer(LONG)]), size=SMALL) as app:
         await app.press("f5")
         await app.told("No answer")
         await app.send("Explain")
@@ -205,8 +198,7 @@ async def test_answers_and_code_blocks_are_copied() -> None:
 
 
 async def test_panes_have_the_places_that_the_size_leaves_and_what_is_hidden_is_remembered() -> None:
-    async with running(size=(160, 40), prepare=three_chats) as app:
-        await app.ready()
+    async with loaded(size=(160, 40), prepare=three_chats) as app:
         chats, panel, line = (app.chat.query_one(kind) for kind in (ChatList, TelemetryPanel, TelemetryLine))
         await app.press("f8", "f3")
         assert not chats.display
@@ -240,8 +232,7 @@ async def test_panes_have_the_places_that_the_size_leaves_and_what_is_hidden_is_
 
 
 async def test_no_wider_terminal_leaves_less_room_for_text() -> None:
-    async with running(ScriptedBackend([answer("word " * 200)]), size=(60, 24)) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("word " * 200)]), size=(60, 24)) as app:
         await app.send("Write.")
         columns = []
         for width in (60, 80, 99, 100, 119, 120, 145, 146, 160, 200):
@@ -295,13 +286,10 @@ async def test_before_an_audience_figures_are_large_and_nothing_names_a_chat_unt
         await app.until(lambda: app.screen_text == before)
 
 
-async def test_the_demo_offers_what_can_be_seen_without_a_model_of_ones_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_demo_offers_what_can_be_seen_without_a_model_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stage, "MIN_S", 0.1)
     monkeypatch.setattr(Stage, "MAX_S", 0.1)
-    async with running(size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
-        await app.ready()
+    async with loaded(size=SMALL, model=DEMO) as app:
         for line in (WHAT, "1      What can you do?", f"2      {DRAFTS}", f"3      {RACE}", "1 to 3, then Enter"):
             assert line in app.screen_text, line
         for key, then in (("escape", ChatScreen), ("ctrl+l", OtherSideScreen)):
@@ -324,10 +312,7 @@ async def test_enter_in_an_empty_chat_downloads_what_suits_this_machine_and_then
     hub_server: HubServer, tiny_model: Path
 ) -> None:
     hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
-    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
-    demo = paths.demo_dir() / DEMO_FILES["demo"]
-    async with running(model=demo, welcome=Welcome("2 cores", Offer("Download Tiny", "0.1 GB", model=suits))) as app:
-        await app.ready()
+    async with loaded(model=DEMO, welcome=Welcome("2 cores", Offer("Download Tiny", "0.1 GB", model=SUITS))) as app:
         await app.shows("Enter  Download Tiny")
         left = [line.index("1      What can you do?") for line in app.screen_text.splitlines() if "What can" in line]
         opens = Welcome("2 cores", Offer("Open a-model-with-a-very-long-name" + 5 * "-instruct", path=tiny_model))
@@ -347,8 +332,7 @@ async def test_enter_in_an_empty_chat_downloads_what_suits_this_machine_and_then
 
 async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
-    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", model=suits))) as app:
+    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", model=SUITS))) as app:
         await app.shows("No model is loaded.", "Enter  Download Tiny")
         await app.press("enter")
         await app.until(lambda: any("ffline" in one and "into ~/models" in one for one in app.notices))
@@ -358,7 +342,7 @@ async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.Mo
 async def test_enter_waits_for_models_that_are_read_beside_the_load_of_the_demo_and_gone_ones_are_not_offered_again(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    demo, gone, loading, read = paths.demo_dir() / DEMO_FILES["demo"], tmp_path / "gone.gguf", Gate(), threading.Event()
+    gone, loading, read = tmp_path / "gone.gguf", Gate(), threading.Event()
     offers = [Offer("Open gone", path=gone)]
 
     def describe() -> Welcome:
@@ -366,14 +350,14 @@ async def test_enter_waits_for_models_that_are_read_beside_the_load_of_the_demo_
         return Welcome("2 cores", offers[0])
 
     steps = [loading, LoadProgress(phase="reading", done=1, total=2), ModelLoaded(model=MODEL)]
-    async with running(ScriptedBackend(load_steps=steps), model=demo, welcome=describe) as app:
+    async with running(ScriptedBackend(load_steps=steps), model=DEMO, welcome=describe) as app:
         await app.until(loading.reached.is_set)
         await app.shows("Looking for your models…")
         assert "no model loaded" not in app.screen_text
         await app.press("enter")
         read.set()
         await app.told("gone.gguf is no longer there.")
-        assert app.chat.session.source == demo
+        assert app.chat.session.source == DEMO
         loading.open()
         await app.ready()
         offers[0] = Offer("Open tiny", path=tiny_model)
@@ -389,12 +373,11 @@ async def test_enter_waits_for_models_that_are_read_beside_the_load_of_the_demo_
 
 async def test_an_offer_that_nobody_has_seen_is_not_downloaded() -> None:
     read = threading.Event()
-    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
     details = "Q4_K_M 3.1 GB, 4 min at 100 Mbit/s · " + 40 * "x"
 
     def describe() -> Welcome:
         read.wait(HANG_GUARD)
-        return Welcome("", Offer("Download Tiny", details, model=suits))
+        return Welcome("", Offer("Download Tiny", details, model=SUITS))
 
     async with running(model=None, welcome=describe, size=(60, 20)) as app:
         await app.press("enter")
@@ -409,8 +392,7 @@ async def test_an_offer_that_nobody_has_seen_is_not_downloaded() -> None:
 
 
 async def test_an_empty_chat_offers_questions_by_number() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         assert OF_OTHERS[1] == CODE and all(question in app.screen_text for question in OF_OTHERS)
         await app.shows("a 4B model: ≈15 tok/s")
         await app.press("2")

@@ -9,7 +9,7 @@ import msgspec
 from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.protocol.messages import ContextTrimmed, Failed, ModelLoaded
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
-from tests.support.chat_app import RunningApp, running
+from tests.support.chat_app import RunningApp, loaded
 from tests.support.looking import LOOK, server_config
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer, calling
 
@@ -36,8 +36,7 @@ async def summarized(app: RunningApp) -> None:
 
 async def test_a_full_chat_is_summarized_and_remembers_it() -> None:
     script = [answer("One."), FULL, answer("They said one."), answer("Two.")]
-    async with running(ScriptedBackend(script)) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend(script)) as app:
         await filled(app)
         await app.press("enter")
         await app.closes()
@@ -50,7 +49,7 @@ async def test_a_full_chat_is_summarized_and_remembers_it() -> None:
         assert last == [("system", f"{SUMMARY_TITLE}\n\nThey said one."), ("user", "Second")]
         shown = [message for message in app.transcript.messages if message.role == "system"]
         assert [(one.title, one.content) for one in shown] == [("Summary of earlier messages", "They said one.")]
-        assert app.conversation.chat is not None and app.conversation.chat.when_full == "compact"  # not asked again
+        assert app.open_chat.when_full == "compact"  # not asked again
 
 
 async def test_compact_summarizes_at_any_time_and_what_it_lacks_is_told(tmp_path: Path) -> None:
@@ -60,8 +59,7 @@ async def test_compact_summarizes_at_any_time_and_what_it_lacks_is_told(tmp_path
         *answer("They said", stop_reason="max_tokens"),
     ]
     script = [FULL, answer("One."), failed, calling("", LOOK), lost, answer("Two.")]
-    async with running(ScriptedBackend(script)) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend(script)) as app:
         await app.run("/compact")
         await app.told("There is nothing to summarize yet.")
         await app.send("Very long")  # a first message: there is nothing to make room for
@@ -90,8 +88,7 @@ async def test_the_gauge_warns_from_80_percent_on() -> None:
     small = msgspec.structs.replace(MODEL, n_ctx=1024)
     sizes = {"Fits.": 700, "Nearly full.": 840, "More.": 850, "They said more.": 900, "Again.": 860}
     script = [answer(text, prompt_n=size) for text, size in sizes.items()]
-    async with running(ScriptedBackend(script, load_steps=[ModelLoaded(model=small)])) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend(script, load_steps=[ModelLoaded(model=small)])) as app:
         await app.send("First")
         assert "! " not in app.status
         await app.send("Second")
@@ -108,8 +105,7 @@ async def test_the_gauge_warns_from_80_percent_on() -> None:
 
 async def test_a_message_that_does_not_fit_alone_is_to_be_edited_and_stays_out_of_the_next_one() -> None:
     alone: list[Step] = [Failed(code="context_full", message="The last message needs 9,000 tokens.", alone=True)]
-    async with running(ScriptedBackend([alone, answer("Two.")])) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([alone, answer("Two.")])) as app:
         await app.run("Very long")
         await app.shows("Edit last message")
         assert app.app.screen is app.chat

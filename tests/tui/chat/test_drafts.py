@@ -10,8 +10,7 @@ from cpuchat.config import settings
 from cpuchat.protocol.messages import Failed, LoadProgress, ModelLoaded, Speculation
 from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.chat.telemetry import TelemetryPanel
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import SMALL, WIDE, RunningApp, loaded, running
 from tests.support.scripted_backend import DRAFTING, REFUSED, WITH_DRAFT, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -39,8 +38,7 @@ async def panel(app: RunningApp) -> str:
 
 async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_much_as_there_is_room_for() -> None:
     backend = ScriptedBackend([drafted(), answer("Hm hm.", speculation=REFUSED)], model=WITH_DRAFT)
-    async with running(backend, size=WIDE) as app:
-        await app.ready()
+    async with loaded(backend, size=WIDE) as app:
         assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
         await app.press("ctrl+t", "ctrl+t")
         await app.told("New answers")  # nothing to mark yet
@@ -69,8 +67,7 @@ def test_short_names_of_models() -> None:
 
 async def test_f9_chooses_drafters_and_switches_drafting_from_the_next_answer() -> None:
     settings.update({"speculation": {"drafters": "off"}})
-    async with running(ScriptedBackend([answer("One."), drafted()], model=WITH_DRAFT)) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("One."), drafted()], model=WITH_DRAFT)) as app:
         assert app.backend.loads[0][1].draft_path == ""
         await app.press("f9")
         await app.until(lambda: app.conversation.speculation.drafters)
@@ -95,8 +92,7 @@ async def test_marks_are_switched_with_a_key_remembered_and_those_of_the_last_an
 ) -> None:
     monkeypatch.setattr("cpuchat.tui.chat.transcript.MAX_COLORED", 2)
     backend = ScriptedBackend([drafted("A **bold** word")] * 3, model=WITH_DRAFT)
-    async with running(backend) as app:
-        await app.ready()
+    async with loaded(backend) as app:
         await app.send("One")
         assert "proposed by" not in app.screen_text and "A bold word" in app.screen_text
         await app.press("ctrl+t")
@@ -125,8 +121,7 @@ async def test_a_draft_model_is_loaded_beside_the_model_or_left_out_where_it_is_
     target, draft = (write_tiny_gguf(tmp_path / f"{name}-F32.gguf") for name in ("target", "draft"))
     settings.update({"speculation": {"draft_model": str(draft)}})
     backend = ScriptedBackend(draft_failure=Failed(code="does_not_fit", message="It needs 9 GB, there are 4 GB."))
-    async with running(backend, model=target) as app:
-        await app.ready()
+    async with loaded(backend, model=target) as app:
         assert [(path, options.draft_path) for path, options in backend.loads] == [(target, str(draft)), (target, "")]
         assert any("without the draft model draft-F32" in n and "9 GB" in n for n in app.notices)
         app.conversation.settings.speculation.draft_model = "/nowhere/draft.gguf"
@@ -169,15 +164,13 @@ async def test_calibrating_says_that_it_can_be_skipped_and_a_queued_message_skip
 
 
 async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_does_not_need_it() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.press("f2")
         await app.until(lambda: app.app.screen.query("#row-speculation-draft_model"))
         app.app.screen.query_one("#row-speculation-draft_model").put("none")  # type: ignore[attr-defined]
         await app.pilot.pause()
         await app.press("ctrl+s")
-        await app.opens(ConfirmScreen)
-        await app.press("y")
+        await app.confirm()
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.conversation.settings.speculation.draft_model == "none"
         await app.press("f2")
@@ -207,8 +200,7 @@ async def test_pictures_and_marks_without_color(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NO_COLOR", "1")
     settings.update({"ui": {"color_drafts": True}})
     backend = ScriptedBackend([drafted("one two three four five six seven eight")], model=WITH_DRAFT)
-    async with running(backend) as app:
-        await app.ready()
+    async with loaded(backend) as app:
         await app.send("Count")
         segments = {s.text.strip(): s.style for line in app.transcript.lines for s in line.segments if s.style}
         assert segments["suffix"].italic and segments["the model"].bold

@@ -14,9 +14,8 @@ from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.call_screen import CallScreen
 from cpuchat.tui.chat.options import ChatOptionsScreen
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.setting_rows import SettingRow
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import SMALL, WIDE, RunningApp, loaded
 from tests.support.looking import configure
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer, calling
 from tests.support.snapshots import snapshot
@@ -55,8 +54,7 @@ async def opened(app: RunningApp) -> Form:
 async def test_each_value_is_shown_with_its_source_and_a_change_holds_from_the_next_message_on() -> None:
     settings.update({"sampling": {"top_k": 20}})
     backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
-    async with running(backend) as app:
-        await app.ready()
+    async with loaded(backend) as app:
         app.app.services.setting_sources = SettingSources({"sampling.min_p": "preset review"})
         form = await opened(app)
         assert form.shown("sampling.top_k") == ("20", "set in config.toml")
@@ -80,8 +78,7 @@ async def test_each_value_is_shown_with_its_source_and_a_change_holds_from_the_n
         await form.save()
         await app.send("Second")
         assert (backend.requests[-1].sampling.temperature, backend.requests[-1].sampling.top_k) == (1.5, 20)
-        chat = app.conversation.chat
-        assert chat is not None and app.conversation.history.store.chat(chat.id).own == {"sampling.temperature": 1.5}
+        assert app.conversation.history.store.chat(app.open_chat.id).own == {"sampling.temperature": 1.5}
         await app.press("ctrl+n")  # the next chat is as the settings say
         await app.send("Third")
         assert backend.requests[-1].sampling.temperature != 1.5
@@ -90,8 +87,7 @@ async def test_each_value_is_shown_with_its_source_and_a_change_holds_from_the_n
 
 async def test_what_a_new_system_prompt_costs_is_said_and_the_next_chat_begins_as_the_settings_say() -> None:
     backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three."), answer("Four.")])
-    async with running(backend, size=SMALL) as app:
-        await app.ready()
+    async with loaded(backend, size=SMALL) as app:
         await app.write("a draft")
         form = await opened(app)
         assert app.app.focused is form.row("chat.system_prompt").editor  # the key, the text, and it is saved
@@ -115,8 +111,7 @@ async def test_what_a_new_system_prompt_costs_is_said_and_the_next_chat_begins_a
         await app.told("reads the whole chat again: 501 tokens")
         await app.send("Second")
         assert backend.requests[-1].messages[0].content == "Sing."
-        chat = app.conversation.chat
-        assert chat is not None and app.conversation.history.store.chat(chat.id).system_prompt == "Sing."
+        assert app.conversation.history.store.chat(app.open_chat.id).system_prompt == "Sing."
 
         app.conversation.settings.chat.system_prompt = "Hum."  # of new chats; an empty one of their own replaces it
         await app.press("ctrl+n")
@@ -132,8 +127,7 @@ async def test_what_a_new_system_prompt_costs_is_said_and_the_next_chat_begins_a
 async def test_a_chat_reasons_as_was_chosen_for_it_and_answers_now() -> None:
     gate = Gate()
     backend = ScriptedBackend([answer("One.", reasoning="Let me see.", gate=gate)])
-    async with running(backend) as app:
-        await app.ready()
+    async with loaded(backend) as app:
         form = await opened(app)
         await form.put("chat.reasoning", "on")
         await form.put("chat.reasoning_budget", 300)
@@ -154,8 +148,7 @@ async def test_a_chat_reasons_as_was_chosen_for_it_and_answers_now() -> None:
 
 
 async def test_another_context_loads_the_model_again_and_one_that_cannot_be_keeps_the_form_open() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         form = await opened(app)
         await form.put("engine.ctx", 100)
         await app.press("ctrl+s")
@@ -167,23 +160,21 @@ async def test_another_context_loads_the_model_again_and_one_that_cannot_be_keep
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.loads[1][1].n_ctx == settings.load().engine.n_ctx == 4096
         await app.send("First")
-        assert app.conversation.chat is not None and app.conversation.chat.when_full == "stop"
+        assert app.open_chat.when_full == "stop"
         form = await opened(app)
         assert form.shown("chat.when_full") == ("stop", "this chat")
         assert form.shown("engine.ctx")[1].endswith("in use · set in config.toml")
         await form.put("sampling.top_p", 7)
         assert form.row("sampling.top_p").text_beside == "! needs a number from 0 to 1"
         await app.press("escape")
-        await app.opens(ConfirmScreen)
-        await app.press("y")
+        await app.confirm()
         await app.closes()
 
 
 async def test_servers_are_started_called_and_ended_and_approvals_are_taken_back(tmp_path: Path) -> None:
     configure(tmp_path, "noise", gone={"command": "gone-mad"}, odd={})
     backend = ScriptedBackend([calling("", ToolCall(name="look")), answer("It was seen.")])
-    async with running(backend) as app:
-        await app.ready()
+    async with loaded(backend) as app:
         form = await opened(app)
         assert "mcpServers.odd" in form.shown("tools.server-2")[1]
         await form.put("tools.server-0", True)
@@ -199,9 +190,8 @@ async def test_servers_are_started_called_and_ended_and_approvals_are_taken_back
         assert backend.requests[1].messages[-1].content.startswith("seen\n\n[If this")
         form = await opened(app)
         assert form.shown("tools.approved") == ("True", "run without asking")
-        assert (
-            form.shown("tools.server-0")[1].startswith("running, 1 tool") and form.shown("tools.server-1")[0] == "False"
-        )
+        assert form.shown("tools.server-0")[1].startswith("running, 1 tool")
+        assert form.shown("tools.server-1")[0] == "False"
         await form.put("tools.approved", False)
         await form.put("tools.server-0", False)
         await form.save()
@@ -211,8 +201,7 @@ async def test_servers_are_started_called_and_ended_and_approvals_are_taken_back
 
 @pytest.mark.parametrize("size", [(60, 20), SMALL, WIDE])
 async def test_every_field_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
-    async with running(size=size) as app:
-        await app.ready()
+    async with loaded(size=size) as app:
         form = await opened(app)
         for field in form.screen.query("Input, TextArea"):
             field.cursor_blink = False  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from cpuchat.models.costs import CostLog
 from cpuchat.telemetry.machine import Peak
 from cpuchat.tui.chat import probes
 from tests.costs.made_up import probe, two_cores
-from tests.support.chat_app import running
+from tests.support.chat_app import loaded, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
 
@@ -74,7 +74,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(probes.PassProbe, "CHECKS", 1)
     monkeypatch.setattr(probes, "running_servers", others.running)
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
-    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
+    monkeypatch.setattr(probes, "available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
     MadeUp.runs, MadeUp.long, MadeUp.cpu_wait, MadeUp.failure = [], False, 0.0, ""
     return others
@@ -139,8 +139,7 @@ async def test_what_another_program_measured_is_shown_after_the_next_answer() ->
     placed = place(read_topology(), PlacementSpec())
     store.forget(on_cores(placed.cpus, placed.memory_policy.words), peak.WHAT)
     model = msgspec.structs.replace(MODEL, cpus=placed.cpus, peak_read=0.0)
-    async with running(ScriptedBackend([answer("One.")], model=model)) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([answer("One.")], model=model)) as app:
         assert not app.conversation.knows_peak
         peak.keep(ReadBandwidth(placed.cpus, 30e9, (30e9,), (1.0,)), placed.memory_policy.words)
         await app.send("Hello")
@@ -246,8 +245,7 @@ async def test_an_answer_does_not_wait_for_the_fit(others: Others, monkeypatch: 
 
 async def test_it_is_off_with_the_bandwidth_probe_and_for_models_on_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.update({"hardware": {"probe": False}})
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         passes = app.chat.pass_probe
         assert not passes._is_wanted()
         app.conversation.settings = with_changes(settings.load(), {"hardware": {"probe": True}})

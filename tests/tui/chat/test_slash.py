@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from cpuchat.tui.chat.composer import Paths, commands
 from cpuchat.tui.help import HelpScreen
-from tests.support.chat_app import running
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.chat_app import counting, loaded
 
 
 async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_message_or_stays() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         titles, offered = commands(app.chat), app.chat.query_one(Paths)
         assert {"/help", "/new", "/models", "/copy-code", "/compact", "/quit"} <= set(titles) and "/stop" not in titles
         await app.press("/")
@@ -48,9 +46,7 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
 
 
 async def test_a_command_takes_an_argument_and_one_that_has_to_wait_stays_in_the_prompt() -> None:
-    gate = Gate()
-    async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
-        await app.count_up_to(gate)
+    async with counting("One.") as (app, gate):
         await app.run("/options")
         await app.told("when the answer is done")
         assert app.prompt.text == "/options"
@@ -60,5 +56,5 @@ async def test_a_command_takes_an_argument_and_one_that_has_to_wait_stays_in_the
         await app.press(*"/rename Dates")
         assert "Enter runs" in app.screen_text
         await app.press("enter")
-        await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.title == "Dates")
+        await app.until(lambda: app.open_chat.title == "Dates")
         assert not app.prompt.text

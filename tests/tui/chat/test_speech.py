@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpuchat.config import settings
-from tests.support.chat_app import RunningApp, running
+from tests.support.chat_app import RunningApp, loaded, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 from tests.support.sound_program import SoundProgram, no_sound_program
 
@@ -65,8 +65,7 @@ async def test_without_a_sound_device_the_reason_is_told_and_answers_are_not_aff
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_sound_program(tmp_path / "bin", monkeypatch)
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.press("ctrl+s")
         await app.until(lambda: any("No sound device" in notice for notice in app.notices))
         assert not app.chat.reader.enabled

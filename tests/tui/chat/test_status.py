@@ -18,7 +18,8 @@ from tests.support.stores import ollama
 
 PINNED = msgspec.structs.replace(MODEL, cpus=tuple(range(8)))
 INTERLEAVED = EngineInfo(version="x", memory_policy="interleave:0-1")
-OFF = DraftingFigures()
+REJECTED = EngineInfo(version="x", memory_policy="", policy_refused="not here")
+OFF, SKIPPED, SLOW = DraftingFigures(), DraftsOff("calibration skipped"), DraftsOff("slow verification")
 
 
 async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_drafts() -> None:
@@ -31,10 +32,7 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
             (None, "8 cores · 0/8k ctx"),
             (EngineInfo(version="x", memory_policy="local"), "8 cores · 0/8k ctx"),
             (INTERLEAVED, "8 cores · interleave 0-1 · 0/8k ctx"),
-            (
-                EngineInfo(version="x", memory_policy="", policy_refused="not here"),
-                "8 cores · memory policy rejected · 0/8k ctx",
-            ),
+            (REJECTED, "8 cores · memory policy rejected · 0/8k ctx"),
         ):
             status.show_figures(0, engine, OFF)
             assert str(status.render()).rstrip().endswith(words)
@@ -52,11 +50,8 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
         for drafting, words in (
             (DraftingFigures(wanted=True), "draft 0.5B Q8_0 · adaptive depth"),
             (DraftingFigures(wanted=True, depth=0, off=UNCALIBRATED), "draft 0.5B Q8_0 · adaptive depth"),
-            (
-                DraftingFigures(wanted=True, depth=0, off=DraftsOff("calibration skipped")),
-                "draft 0.5B Q8_0 · drafts off",
-            ),
-            (DraftingFigures(wanted=True, depth=3, off=DraftsOff("slow verification")), "draft 0.5B Q8_0 · drafts off"),
+            (DraftingFigures(wanted=True, depth=0, off=SKIPPED), "draft 0.5B Q8_0 · drafts off"),
+            (DraftingFigures(wanted=True, depth=3, off=SLOW), "draft 0.5B Q8_0 · drafts off"),
             (DraftingFigures(wanted=True, depth=3), "draft 0.5B Q8_0 · adaptive depth 3"),
         ):
             status.show_figures(0, None, drafting)

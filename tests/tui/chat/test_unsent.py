@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from textual import events
-
 from cpuchat.chats.records import Attachment
 from cpuchat.protocol.messages import Failed
-from tests.support.chat_app import RunningApp, running
+from tests.support.chat_app import counting, loaded, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 LONG = "\n".join(f"line {number}" for number in range(60))
 
 
-async def paste(app: RunningApp, text: str) -> None:
-    app.app.post_message(events.Paste(text))
-    await app.pilot.pause()
-
-
 async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.send("First")
-        first = app.conversation.history.chat
+        first = app.open_chat
         await app.write("after the first")
         await app.press("ctrl+n")
         await app.until(lambda: not app.prompt.text)
         await app.write("of a new chat: ")
-        await paste(app, LONG)
-    async with running() as app:
-        await app.ready()
+        await app.paste(LONG)
+    async with loaded() as app:
         assert app.prompt.text == "of a new chat: [Pasted text 1: 60 lines]"
-        assert first is not None
         app.chat.open_chat(first.id)
         await app.until(lambda: app.prompt.text == "after the first")
         await app.press("ctrl+n")
@@ -45,8 +35,7 @@ async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
 
 
 async def test_the_chat_with_the_last_draft_is_open_at_the_next_start_unless_a_new_one_has_one() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         for title in ("First", "Second"):
             await app.send(title)
             await app.write(f"after {title}")
@@ -59,17 +48,14 @@ async def test_the_chat_with_the_last_draft_is_open_at_the_next_start_unless_a_n
         await app.press("ctrl+n")
         await app.until(lambda: not app.prompt.text)
         await app.write("of a new chat")
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         assert (app.prompt.text, app.conversation.messages) == ("of a new chat", [])
 
 
 async def test_an_edit_that_another_chat_interrupts_is_a_draft() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.send("Hello")
-        chat = app.conversation.chat
-        assert chat is not None
+        chat = app.open_chat
         await app.press("f4")
         await app.until(lambda: app.prompt.text == "Hello")
         await app.press(*", you", "ctrl+n")
@@ -84,8 +70,7 @@ async def test_an_edit_that_another_chat_interrupts_is_a_draft() -> None:
 
 
 async def test_a_draft_that_cannot_be_saved_is_told_once_and_saved_when_it_can_be() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         drafts, db = app.conversation.history.drafts, app.conversation.history.store._db
         db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")  # a full disk
         for _ in range(2):
@@ -101,15 +86,11 @@ async def test_a_draft_that_cannot_be_saved_is_told_once_and_saved_when_it_can_b
 
 
 async def test_a_queued_message_is_a_draft_after_a_kill() -> None:
-    gate = Gate()
-    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
-        await app.count_up_to(gate)
+    async with counting("One two") as (app, gate):
         await app.send("And then?", wait=False)
         await app.write("And")
         app.conversation.history.drafts.save()  # what a kill now leaves
-        chat = app.conversation.chat
-        assert chat is not None
-        assert app.conversation.history.drafts.take() == {chat.id: ("And then?\nAnd", {})}
+        assert app.conversation.history.drafts.take() == {app.open_chat.id: ("And then?\nAnd", {})}
         gate.open()
         await app.until(lambda: not app.chat.busy)
 
@@ -117,8 +98,7 @@ async def test_a_queued_message_is_a_draft_after_a_kill() -> None:
 async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None:
     gate = Gate()
     failed = Failed(request_id=0, code="engine", message="No.")
-    async with running(ScriptedBackend([[gate, failed], answer("Yes")])) as app:
-        await app.ready()
+    async with loaded(ScriptedBackend([[gate, failed], answer("Yes")])) as app:
         await app.send("Hello", wait=False)
         await app.until(gate.reached.is_set)
         await app.write("the next question")
@@ -130,8 +110,7 @@ async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None
 
 
 async def test_keys_and_pastes_leave_a_draft_as_it_is() -> None:
-    async with running() as app:
-        await app.ready()
+    async with loaded() as app:
         await app.send("Explain this")
         await app.send("Thanks")
         await app.write("a long draft")
@@ -145,7 +124,7 @@ async def test_keys_and_pastes_leave_a_draft_as_it_is() -> None:
         await app.press("down", "down")
         assert app.prompt.text == "a long draft\nThanks a lot"
         app.prompt.clear()
-        await paste(app, "one\r\ntwo\nthree")  # a few pasted lines stay lines
+        await app.paste("one\r\ntwo\nthree")  # a few pasted lines stay lines
         assert app.prompt.text.splitlines() == ["one", "two", "three"]
         app.prompt.clear()
         await app.press(*"看@README")  # completions are offered again after a space was taken back

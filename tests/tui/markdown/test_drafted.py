@@ -9,16 +9,9 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.protocol.drafters import DRAFTERS
-from cpuchat.tui.markdown.message_view import (
-    AGREES,
-    OpenMessage,
-    TranscriptMessage,
-    View,
-    legend,
-    pieces,
-)
+from cpuchat.tui.markdown.message_view import AGREES, OpenMessage, TranscriptMessage, View, legend, pieces
 from cpuchat.tui.markdown.rows import LineStream, TextRow, TextStyles
-from tests.tui.markdown.rendered import message_lines
+from tests.tui.markdown.rendered import message_lines, streamed
 
 PLAIN = TextStyles()
 NAMES = ["", *(row.name for row in DRAFTERS)]
@@ -45,12 +38,9 @@ def test_no_character_is_lost_each_keeps_its_mark_and_a_stream_gives_what_the_wh
 
 
 def test_marked_code_is_shown_as_code_from_its_first_line() -> None:
-    stream, shown, tail = LineStream(30, PLAIN.of_drafter, PLAIN.rule), list[TextRow](), list[TextRow]()
-    for text in ("So:\n``", "`py", "\nx =", " f(1)\n", "```", "\nDone"):
-        stream.feed(text, "draft")
-        final, tail = stream.update()
-        shown += final
-    assert [row.text for row in (*shown, *tail)] == ["So:", "▎ py", "▎ x = f(1)", "Done"]
+    parts = "So:\n``", "`py", "\nx =", " f(1)\n", "```", "\nDone"
+    *_, rows = streamed(LineStream(30, PLAIN.of_drafter, PLAIN.rule), parts, "draft")
+    assert [row.text for row in rows] == ["So:", "▎ py", "▎ x = f(1)", "Done"]
 
 
 @given(proposed)

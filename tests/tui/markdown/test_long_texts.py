@@ -12,8 +12,7 @@ from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, Tran
 from cpuchat.tui.markdown.render import missing
 from cpuchat.tui.markdown.rows import Line, TextRow, TextStyles
 from cpuchat.tui.markdown.streaming import MAX_OPEN
-from tests.support.chat_app import SMALL, running
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.chat_app import SMALL, counting
 
 pytestmark = pytest.mark.slow
 SIZE = 24_000
@@ -124,11 +123,8 @@ def test_text_that_comes_at_once_is_rendered_in_steps(work: Work) -> None:
 
 
 async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) -> None:
-    gate = Gate()
     text = TEXTS["backticks"][:20_000].replace("`", "`x")  # without spaces it comes in one go
-    backend = ScriptedBackend([answer(f"{text} end", gate=gate)])
-    async with running(backend, size=SMALL) as app:
-        await app.count_up_to(gate)
+    async with counting(f"{text} end", size=SMALL) as (app, gate):
         app.prompt.focus()
         await app.press("h", "i")
         assert app.prompt.text == "hi"

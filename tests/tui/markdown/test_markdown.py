@@ -17,6 +17,7 @@ from cpuchat.tui.markdown.dialect import MAX_MARKS
 from cpuchat.tui.markdown.render import code_blocks, missing, render
 from cpuchat.tui.markdown.rows import Line, TextRow, TextStyles, copied_text, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
+from tests.tui.markdown.rendered import chunks, streamed
 
 PALETTE = TextStyles()
 
@@ -355,12 +356,8 @@ def test_costly_text_is_shown_plain_in_time_and_whole(name: str) -> None:
     source = COSTLY[name]
     for width in (24, 80):
         assert not missing(source, render(source, width, PALETTE))
-    stream, final, tail = Stream(80, PALETTE), [], []
-    for start in range(0, len(source), len(source) // 20):
-        stream.feed(source[start : start + len(source) // 20])
-        done, tail = stream.update()
-        final += done
-    assert not missing(source, [*final, *tail])
+    *_, rows = streamed(Stream(80, PALETTE), chunks(source, len(source) // 20))
+    assert not missing(source, rows)
 
 
 def test_markup_beyond_the_budget_is_text_and_what_follows_is_rendered() -> None:

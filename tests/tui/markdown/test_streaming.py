@@ -14,21 +14,16 @@ from cpuchat.base.text import clean
 from cpuchat.tui.markdown.render import missing, render
 from cpuchat.tui.markdown.rows import TextRow, TextStyles
 from cpuchat.tui.markdown.streaming import LONG_BLOCK, Stream, commit_point
+from tests.tui.markdown.rendered import chunks, streamed
 from tests.tui.markdown.test_markdown import SOURCES
 
 PALETTE = TextStyles()
 
 
 def stream_all(source: str, cuts: list[int]) -> str:
-    stream = Stream(40, PALETTE)
-    done: list[TextRow] = []
-    tail: list[TextRow] = []
     edges = [0, *sorted(min(cut, len(source)) for cut in cuts), len(source)]
-    for a, b in itertools.pairwise(edges):
-        stream.feed(source[a:b])
-        final, tail = stream.update()
-        done += final
-    return "".join(row.text for row in done + tail)
+    *_, rows = streamed(Stream(40, PALETTE), (source[a:b] for a, b in itertools.pairwise(edges)))
+    return "".join(row.text for row in rows)
 
 
 @settings(max_examples=30, deadline=None)
@@ -72,17 +67,11 @@ def test_an_undecided_line_waits() -> None:
 )
 def test_long_blocks_are_committed_in_parts(source: str) -> None:
     stream = Stream(60, PALETTE)
-    done: list[TextRow] = []
-    tail: list[TextRow] = []
-    for at in range(0, len(source), 50):
-        stream.feed(source[at : at + 50])
-        final, tail = stream.update()
-        done += final
-    assert not missing(source, done + tail)
-    whole = [row.text for row in render(source, 60, PALETTE)]
-    assert [row.text for row in done + tail] == whole
+    *_, rows = streamed(stream, chunks(source, 50))
+    assert not missing(source, rows)
+    assert [row.text for row in rows] == [row.text for row in render(source, 60, PALETTE)]
     if '"""' not in source:
-        assert sum(len(row.text) for row in tail) < 2 * LONG_BLOCK
+        assert sum(len(row.text) for row in stream.update()[1]) < 2 * LONG_BLOCK
 
 
 @pytest.mark.parametrize(("n_parts", "step"), [(1, 1), (3, 7), (60, 50)])
@@ -90,14 +79,10 @@ def test_a_fenced_document_is_one_block_while_it_is_written(n_parts: int, step: 
     part = "```python\n" + "value = 1\n" * 3 + "```\n\nText with **marks**.\n\n"
     document = f"```markdown\n# Title\n\n{part * n_parts}```"
     source = f"{document}\n\n**注意：**after"
-    stream, done, tail = Stream(60, PALETTE), list[TextRow](), list[TextRow]()
-    for at in range(0, len(source), step):
-        stream.feed(source[at : at + step])
-        final, tail = stream.update()
-        done += final
-        if at + step < len(document):
-            assert all(row.text.startswith("▎") for row in done + tail)
-    assert [row.text for row in done + tail] == [row.text for row in render(source, 60, PALETTE)]
+    rows: list[TextRow] = []
+    for number, rows in enumerate(streamed(Stream(60, PALETTE), chunks(source, step)), 1):
+        assert number * step >= len(document) or all(row.text.startswith("▎") for row in rows)
+    assert [row.text for row in rows] == [row.text for row in render(source, 60, PALETTE)]
 
 
 @pytest.mark.parametrize(

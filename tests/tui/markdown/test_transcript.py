@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from cpuchat.base.text import is_safe
+from cpuchat.protocol.messages import Channel
 from cpuchat.tui.markdown.message_view import OpenMessage, View
 from cpuchat.tui.markdown.rows import TextStyles
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
@@ -33,9 +35,13 @@ def answered(text: str, reasoning: str = "", note: str = "") -> TranscriptMessag
     return TranscriptMessage("assistant", "Model", text, reasoning, note)
 
 
-def host(**kwargs: Any) -> tuple[HostApp, Transcript]:
+@contextlib.asynccontextmanager
+async def hosted(width: int, height: int, theme: str = "textual-dark") -> AsyncIterator[tuple[Transcript, Pilot[Any]]]:
+    """Show an empty transcript on a terminal of that size."""
     transcript = Transcript()
-    return HostApp(transcript, **kwargs), transcript
+    async with HostApp(transcript, theme=theme).run_test(size=(width, height)) as pilot:
+        await pilot.pause()
+        yield transcript, pilot
 
 
 def shown(transcript: Transcript) -> list[str]:
@@ -53,14 +59,24 @@ async def until(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
             await pilot.pause()
 
 
+async def show(pilot: Pilot[Any], transcript: Transcript, messages: list[Any]) -> None:
+    """Show these messages, and wait until all of them are rendered."""
+    transcript.set_messages(messages)
+    await until(pilot, lambda: transcript.up_to_date)
+
+
+def write(transcript: Transcript, text: str, channel: Channel = "answer") -> None:
+    """Add to the answer, and draw it."""
+    transcript.append(text, channel)
+    transcript.flush()
+
+
 LONG = [message for n in range(40) for message in (said(f"question {n}"), answered(f"answer {n}\n\n- one\n- two"))]
 
 
 async def test_messages_are_shown_as_typed_and_a_streamed_answer_as_if_it_had_been_there_before() -> None:
     source = "# Head\n\nSome **bold** text\n\n1. one\n\n2. two\n\n```py\nx = 1\n```\nend"
-    app, transcript = host()
-    async with app.run_test(size=(60, 30)) as pilot:
-        await pilot.pause()
+    async with hosted(60, 30) as (transcript, _):
         transcript.add_message(said("**not bold**\n  indented <b>"))
         assert shown(transcript)[:3] == ["  You", "  **not bold**", "    indented <b>"]
         transcript.set_messages([])
@@ -77,8 +93,7 @@ async def test_messages_are_shown_as_typed_and_a_streamed_answer_as_if_it_had_be
         transcript.set_messages([])
         transcript.begin_answer("Model")
         for char in source:
-            transcript.append(char)
-            transcript.flush()
+            write(transcript, char)
         transcript.finish_answer("done")
         streamed = everything(transcript)
         transcript.set_messages([answered(source, note="done")])
@@ -107,10 +122,8 @@ def test_any_cutting_then_finish_is_the_whole(text: str, cuts: list[int], reason
 
 
 async def test_prefill_holds_the_place_of_the_text_and_reasoning_is_live_then_folded() -> None:
-    app, transcript = host()
-    transcript.min_interval = 3600.0
-    async with app.run_test(size=(50, 20)) as pilot:
-        await pilot.pause()
+    async with hosted(50, 20) as (transcript, pilot):
+        transcript.min_interval = 3600.0
         transcript.begin_answer("Model")
         assert shown(transcript)[:2] == ["  Model", "  ▍"]
         transcript.set_pending("reading the prompt 512/2048")
@@ -126,15 +139,13 @@ async def test_prefill_holds_the_place_of_the_text_and_reasoning_is_live_then_fo
 
         transcript.set_messages([])
         transcript.begin_answer("Model")
-        transcript.append("\n".join(f"thought {n}" for n in range(9)), "reasoning")
-        transcript.flush()
+        write(transcript, "\n".join(f"thought {n}" for n in range(9)), "reasoning")
         live = ["  │ thought 6", "  │ thought 7", "  │ thought 8"]
         assert shown(transcript)[1:6] == ["  ▾ reasoning · 18 words", *live, "  ▍"]
-        transcript.append("Answer")
-        transcript.flush()
+        write(transcript, "Answer")
         assert shown(transcript)[1:3] == ["  ▸ reasoning · 18 words (F7)", "  Answer▍"]
         transcript.finish_answer()
-        assert transcript.toggle_reasoning() is True
+        transcript.toggle_reasoning()
         assert "thought 0" in everything(transcript)
         await pilot.click(transcript, offset=(4, 1))
         assert "thought 0" not in everything(transcript)
@@ -143,16 +154,13 @@ async def test_prefill_holds_the_place_of_the_text_and_reasoning_is_live_then_fo
 
 async def test_escape_sequences_are_shown_not_sent() -> None:
     hostile = "\x1b[2J\x1b]0;x\x07 \x9b31m \u202eabc\u202c &#27;[31m ```\x1b"
-    app, transcript = host()
-    async with app.run_test(size=(60, 30)) as pilot:
-        await pilot.pause()
+    async with hosted(60, 30) as (transcript, _):
         transcript.add_message(TranscriptMessage("notice", f"t{hostile}", hostile, hostile, hostile))
         transcript.add_message(TranscriptMessage("user", hostile, hostile))
         transcript.begin_answer(hostile)
         transcript.set_pending(hostile)
         transcript.append(hostile, "reasoning")
-        transcript.append(hostile + "\n```" + hostile + "\n" + hostile)
-        transcript.flush()
+        write(transcript, hostile + "\n```" + hostile + "\n" + hostile)
         assert is_safe([everything(transcript)])
         transcript.finish_answer(hostile)
         transcript.toggle_reasoning()
@@ -162,21 +170,16 @@ async def test_escape_sequences_are_shown_not_sent() -> None:
 
 
 async def test_follows_the_end_until_the_user_scrolls_up() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(40, 10)) as pilot:
-        await pilot.pause()
-        transcript.set_messages(LONG)
-        await until(pilot, lambda: transcript.up_to_date)
+    async with hosted(40, 10) as (transcript, pilot):
+        await show(pilot, transcript, LONG)
         assert transcript.scroll_y == transcript.max_scroll_y
         transcript.begin_answer("Model")
-        transcript.append("line\n\n" * 20)
-        transcript.flush()
+        write(transcript, "line\n\n" * 20)
         assert transcript.scroll_y == transcript.max_scroll_y
         transcript.scroll_to(y=30, animate=False)
         assert not transcript.following
         before = shown(transcript)
-        transcript.append("more\n\n" * 20)
-        transcript.flush()
+        write(transcript, "more\n\n" * 20)
         assert transcript.scroll_y == 30 and shown(transcript) == before
         transcript.focus()
         await pilot.press("end")
@@ -184,14 +187,11 @@ async def test_follows_the_end_until_the_user_scrolls_up() -> None:
 
 
 async def test_the_view_follows_a_third_at_a_time() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(40, 12)) as pilot:
-        await pilot.pause()
+    async with hosted(40, 12) as (transcript, pilot):
         transcript.begin_answer("Model")
         tops = [0]
         for n in range(60):
-            transcript.append(f"line {n}\n\n")
-            transcript.flush()
+            write(transcript, f"line {n}\n\n")
             assert any(f"line {n}" in row for row in shown(transcript))
             tops.append(transcript.scroll_offset.y)
         steps = [step for a, b in itertools.pairwise(tops) if (step := b - a)]
@@ -204,14 +204,12 @@ async def test_the_view_follows_a_third_at_a_time() -> None:
         await pilot.resize_terminal(40, 9)
         await until(pilot, lambda: transcript.size.height == 9)
         assert shown(transcript)[-2].strip() == "next"  # no room below what is not being written
-        transcript.set_messages(LONG)
-        await until(pilot, lambda: transcript.up_to_date)
+        await show(pilot, transcript, LONG)
         assert "".join(shown(transcript)[-2]).strip() == "• two"
 
 
 async def test_a_new_width_keeps_the_place_and_another_theme_changes_the_colours() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(60, 12)) as pilot:
+    async with hosted(60, 12) as (transcript, pilot):
         transcript.set_messages([answered(f"answer {n} " + "with words " * 30) for n in range(60)])
         await until(pilot, lambda: transcript.up_to_date and transcript.max_scroll_y > 0)
         for width in (40, 100):
@@ -222,14 +220,12 @@ async def test_a_new_width_keeps_the_place_and_another_theme_changes_the_colours
             assert "answer 30" in shown(transcript)[1]
             assert all(cell_len(row) <= width for row in shown(transcript))
         before = transcript.render_line(0)
-        app.theme = "textual-light"
+        pilot.app.theme = "textual-light"
         await until(pilot, lambda: transcript.render_line(0) != before and transcript.up_to_date)
 
 
 async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(60, 20)) as pilot:
-        await pilot.pause()
+    async with hosted(60, 20) as (transcript, pilot):
         made: list[int] = []
 
         def answer(n: int) -> TranscriptMessage:
@@ -246,10 +242,8 @@ async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
 
 
 async def test_wheel_and_page_keys_scroll_and_the_marker_moves_between_messages() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(40, 10)) as pilot:
-        transcript.set_messages(LONG)
-        await until(pilot, lambda: transcript.up_to_date)
+    async with hosted(40, 10) as (transcript, pilot):
+        await show(pilot, transcript, LONG)
         assert transcript.current_message_text() == "answer 39\n\n- one\n- two"
         transcript.focus()
         end = transcript.scroll_y
@@ -272,28 +266,25 @@ async def test_wheel_and_page_keys_scroll_and_the_marker_moves_between_messages(
 
 
 async def test_mouse_selection_copies_what_was_written() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(30, 12)) as pilot:
+    async with hosted(30, 12) as (transcript, pilot):
         source = "wide 日本 words that are wrapped here\n\n```py\nx = 'long code is wrapped too'\n```"
-        transcript.set_messages([*LONG, answered(source)])
-        await until(pilot, lambda: transcript.up_to_date)
+        await show(pilot, transcript, [*LONG, answered(source)])
         rows = shown(transcript)
         first = next(y for y, row in enumerate(rows) if "wide" in row)
         last = next(y for y, row in enumerate(rows) if "wrapped too" in row)
         await pilot.mouse_down(transcript, offset=(2, first))
         await pilot.hover(transcript, offset=(25, last))
         await pilot.mouse_up(transcript, offset=(25, last))
-        assert app.screen.get_selected_text() == (
+        assert transcript.screen.get_selected_text() == (
             "wide 日本 words that are wrapped here\n\n▎ py\nx = 'long code is wrapped too'"
         )
-        app.screen.clear_selection()
-        transcript.set_messages([said("日本語 text")])  # the right cells are marked
-        await until(pilot, lambda: transcript.up_to_date)
+        transcript.screen.clear_selection()
+        await show(pilot, transcript, [said("日本語 text")])  # the right cells are marked
         await pilot.mouse_down(transcript, offset=(4, 1))
         await pilot.hover(transcript, offset=(7, 1))
         await pilot.mouse_up(transcript, offset=(7, 1))
-        assert app.screen.get_selected_text() == "本語"
-        style = app.screen.get_component_rich_style("screen--selection")
+        assert transcript.screen.get_selected_text() == "本語"
+        style = transcript.screen.get_component_rich_style("screen--selection")
         marked = "".join(s.text for s in transcript.render_line(1) if s.style and s.style.bgcolor == style.bgcolor)
         assert marked.strip() == "本語"
 
@@ -326,25 +317,20 @@ def tok_s(bandwidth: float) -> float:
     ],
 )
 async def test_looks(name: str, size: tuple[int, int], theme: str) -> None:
-    app, transcript = host(theme=theme)
-    async with app.run_test(size=size) as pilot:
-        transcript.set_messages([said("Why is decoding slow?"), answered(SAMPLE, "because of memory", "stopped")])
-        await until(pilot, lambda: transcript.up_to_date)
+    async with hosted(*size, theme=theme) as (transcript, pilot):
+        await show(pilot, transcript, [said("Why is decoding slow?"), answered(SAMPLE, "because of memory", "stopped")])
         transcript.begin_answer("Model")
         transcript.set_pending("reading the prompt 512/2048")
         transcript.flush()
         await pilot.pause()
-        await snapshot(app, name)
+        await snapshot(pilot.app, name)
 
 
 async def test_attachments_are_folded_and_unfold_up_to_a_limit() -> None:
-    app, transcript = host()
-    async with app.run_test(size=(60, 20)) as pilot:
-        await pilot.pause()
+    async with hosted(60, 20) as (transcript, pilot):
         long = ("big.log", "x\n" * 1_000_000), ("wide", "y" * 4_000_000)
         attachments = (("a\x1b[2J.py", "\x1b]0;x\x07\n▸ fold\n"), *long)
-        transcript.set_messages([TranscriptMessage("user", "You", "▸ Why?", id=1, attachments=attachments)])
-        await until(pilot, lambda: transcript.up_to_date)
+        await show(pilot, transcript, [TranscriptMessage("user", "You", "▸ Why?", id=1, attachments=attachments)])
         assert everything(transcript).splitlines() == [
             "  You", "  ▸ a␛[2J.py · 2 lines (F7)", "  ▸ big.log · 1,000,000 lines (F7)", "  ▸ wide · 1 line (F7)",
             "  ▸ Why?",
