@@ -22,8 +22,7 @@ def prepared(kind: Any) -> Any:
 
     msgspec (0.22, `StructInfo_Convert` of `_core.c`) publishes what it knows of a struct before the fields are filled
     in, and runs Python meanwhile: a thread that decodes the same struct then reads a null pointer, and the process ends
-    with SIGSEGV.
-    """
+    with SIGSEGV."""
     if kind not in _prepared:
         with _preparing:
             msgspec.json.Decoder(kind)

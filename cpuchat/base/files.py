@@ -23,8 +23,7 @@ except ImportError:  # no such locks on this system: the last writer wins
 
 LOCK_SECONDS = 2.0
 """Seconds to wait for another process that changes the same file. That takes milliseconds; after this it counts as
-hung.
-"""
+hung."""
 
 _OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # without a wait for a pipe
 _MAX_DEPTH, MAX_FOLDERS = 100, 50_000  # of a walk through folders
@@ -37,14 +36,8 @@ def atomic_writer(file: Path, *, mode: int = 0o600, sync: bool = True) -> Iterat
     """Write a temporary file beside `file`, then rename it over `file`.
 
     A crash leaves the old or the new content, never half of one; an exception inside the block leaves the old one.
-
-    Args:
-        mode: permissions of the file, whatever the umask.
-        sync: fsync before the rename, so that the content also survives a power failure.
-
-    Raises:
-        OSError: the folder or the file cannot be written.
-    """
+    `mode`: permissions of the file, whatever the umask. `sync`: fsync before the rename, so that the content also
+    survives a power failure. Raises OSError: the folder or the file cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # mkstemp never follows a link that someone else put there: the writer may run as root.
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
@@ -69,8 +62,7 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
 
 def read_small(file: Path, max_size: int = 1 << 20) -> bytes:
     """Read a small file. Raises OSError: it cannot be read, is not a regular file (a pipe might never end), or is
-    larger than `max_size` bytes.
-    """
+    larger than `max_size` bytes."""
     handle = os.open(file, _OPEN)
     try:
         status = os.fstat(handle)
@@ -99,8 +91,7 @@ def file_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
 
     The lock ends with its process. A hung process does not block others: after `LOCK_SECONDS` its lock is ignored, and
-    at worst one of two changes is lost. Raises OSError: `path` cannot be opened.
-    """
+    at worst one of two changes is lost. Raises OSError: `path` cannot be opened."""
     handle = os.open(path, os.O_RDONLY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -136,8 +127,7 @@ def walk(top: Path, max_folders: int = MAX_FOLDERS) -> Iterator[tuple[Path, list
     """Yield `top` and the folders below it, each with the names of its files, sorted.
 
     Follows links, but enters no folder twice: links can form loops. Left out are hidden folders, those that cannot be
-    read, and those beyond `_MAX_DEPTH` and `max_folders`.
-    """
+    read, and those beyond `_MAX_DEPTH` and `max_folders`."""
     seen: set[tuple[int, int]] = set()
     left = [(top, 0)]
     while left:
@@ -173,8 +163,7 @@ class JsonCache(Generic[T]):
 
     A file that is missing, damaged, of another `version` or larger than `max_bytes` counts as empty. Losing the file
     costs time and is never an error: a folder that cannot be written only means that nothing is cached, and nothing
-    waits for the disk.
-    """
+    waits for the disk."""
 
     def __init__(self, file: Path, kind: type[T], *, version: int, max_entries: int, max_bytes: int = 1 << 20) -> None:
         self.file = file

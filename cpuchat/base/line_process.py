@@ -95,12 +95,8 @@ class LineProcess(Generic[A]):
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def alive(self) -> bool:
-        """Return whether it was started and has not ended."""
-        return self._process is not None and self._process.returncode is None
+        """Return its PID; None before it is started and when it has ended."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def end(self) -> None:
         """Terminate it, kill it if that takes too long, and wait until it has ended. Idempotent."""

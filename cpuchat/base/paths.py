@@ -35,8 +35,7 @@ def expanded(text: str | Path) -> Path:
 def read_text(file: Path, max_size: int = 1 << 20) -> str:
     """Read the UTF-8 text of a small file that people edit, without a byte order mark. Raises OSError: it cannot be
     read, is not a regular file (a pipe might never end), or is larger than `max_size` bytes; UnicodeDecodeError: it is
-    not UTF-8.
-    """
+    not UTF-8."""
     return read_small(file, max_size).decode("utf-8-sig")
 
 

@@ -41,8 +41,7 @@ def child_environment(**more: str) -> dict[str, str]:
     """Return the environment for a computing child: what it needs of this process's environment, and `more`.
 
     These children read strangers' files, so they get the variables of system libraries, Python, llama.cpp and this
-    package, and no tokens. Downloads, which need a token and proxies, get the whole environment instead.
-    """
+    package, and no tokens. Downloads, which need a token and proxies, get the whole environment instead."""
     kept = {
         name: value for name, value in os.environ.items()
         if (upper := name.upper()) in _NAMES
@@ -90,8 +89,7 @@ def starter() -> ThreadPoolExecutor:
     """Return the one thread of this process that starts what computes: workers and measurements.
 
     On Linux niceness belongs to a thread and a child inherits it from the one that starts it. The user interface
-    lowers itself once it runs; what it starts after that must not be lowered with it, so this thread is made before.
-    """
+    lowers itself once it runs; what it starts after that must not be lowered with it, so this thread is made before."""
     from concurrent.futures import ThreadPoolExecutor
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
@@ -106,28 +104,18 @@ async def run_in_daemon_thread(function: Callable[[], T]) -> T:
     """Run `function` in a separate daemon thread; returns or raises what it does.
 
     Unlike an executor's, the thread does not delay the exit: when cancelled, this returns at once, and the program
-    can exit meanwhile. The function goes on to its end: an exception from outside could leave a lock held for ever.
-    """
+    can exit meanwhile. The function goes on to its end: an exception from outside could leave a lock held for ever."""
     import asyncio  # 50 ms
+    from concurrent.futures import Future
 
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if not future.done():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # else it could be cancelled, and would refuse its result
 
     def run() -> None:
-        result, problem = None, None
         try:
-            result = function()
+            future.set_result(function())
         except BaseException as error:
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, problem)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="daemon-call", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

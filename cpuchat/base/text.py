@@ -58,8 +58,7 @@ def clean(text: str) -> str:
 
     Kept: newlines, tabs (see `expand_tabs`), ZWJ and ZWNJ (emoji, Indic and Persian script), variation selectors.
     `\\r\\n` becomes `\\n`. Every control character is replaced separately, so an escape sequence split by streaming
-    does no harm; `Cleaner` handles pairs that belong together.
-    """
+    does no harm; `Cleaner` handles pairs that belong together."""
     if _UNSAFE.search(text) is None:
         return text
     return _UNSAFE.sub(_shown, text.replace("\r\n", "\n"))
@@ -139,8 +138,7 @@ _CLUSTER = re.compile("n|(?:rr|l*(?:v+|Vv*|T)t*|l+|t+|e(?:[xk]*ze)*|c(?:[xz]*k[x
 def clusters(line: str) -> tuple[int, ...]:
     """Return where the grapheme clusters of `line` begin, what a reader takes for one character, and where it ends.
 
-    The rules are those of https://unicode.org/reports/tr29/ but for some rare signs.
-    """
+    The rules are those of https://unicode.org/reports/tr29/ but for some rare signs."""
     return *(match.start() for match in _CLUSTER.finditer(line.translate(_KINDS))), len(line)
 
 

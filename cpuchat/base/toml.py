@@ -58,17 +58,10 @@ def parse(text: str, origin: str) -> dict[str, Any]:
 
 def change(file: Path, edit: Callable[[Any], object], check: Callable[[str], T]) -> T:
     """Let `edit` change the document as it is now; every other line and comment stays. Returns what `check` makes of
-    the new text.
+    the new text: it is called with the text before and after, and nothing is written if it raises.
 
-    The file is replaced atomically and keeps its permissions; a link stays one, its target is replaced.
-
-    Args:
-        check: called with the text before and after; nothing is written if it raises.
-
-    Raises:
-        SettingsError: the file cannot be read.
-        OSError: it cannot be written.
-    """
+    The file is replaced atomically and keeps its permissions; a link stays one, its target is replaced. Raises
+    SettingsError: the file cannot be read; OSError: it cannot be written."""
     import tomlkit  # only when writing: reading at start needs no third parser
     from tomlkit.exceptions import TOMLKitError
 

@@ -22,7 +22,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.present import quality as words
 from cpuchat.present.table import table
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, PrefillProgress, TextDelta
-from cpuchat.quality.measure import open_measurement
+from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.messages import Text
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
     chosen = overridden(values)
     library = Library(chosen.model.folders)
     texts = () if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),)
-    measurement = open_measurement(library.resolve(base), [library.resolve(other) for other in others], texts)
+    measurement = QualityMeasurement(library.resolve(base), [library.resolve(other) for other in others], texts)
     terminal, stopped = TerminalOutput(quiet=as_json), False
     placement = place(read_topology(), PlacementSpec.of(chosen))
     try:

@@ -15,7 +15,7 @@ from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.places import is_same_model
 from cpuchat.models.quantize.types import SMALLER
-from cpuchat.quality.measure import open_measurement
+from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.statistics import MIN_POSITIONS, Interval
 
 _N_CTX = 4096
@@ -44,7 +44,7 @@ def read_pair(sides: Sequence[Side], settings: Settings) -> FilePair | None:
         if not is_same_model(big, small) or small.file_size > SMALLER * big.file_size:
             return None
         needs = (required_memory(header, settings.load_options(), _N_CTX).min_bytes for header in (big, small))
-        loss = open_measurement(big.path, [small.path]).comparisons[0].summary()
+        loss = QualityMeasurement(big.path, [small.path]).comparisons[0].summary()
     except (CpuchatError, OSError):
         return None
     hard = loss.same_top if loss is not None and loss.n >= MIN_POSITIONS else None

@@ -15,8 +15,7 @@ MAX_TOKENS: Final = 32
 """Most tokens of one verify pass: the longest draft and the token before it."""
 MIN_PLAIN_MS: Final = 2.0
 """Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
-0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
-"""
+0.1 to 0.3 ms per pass, which such a fast model cannot gain back."""
 MIN_COMPARED: Final = 100
 """Compared tokens from which on an acceptance rate is told."""
 
@@ -33,8 +32,7 @@ class PassCosts(msgspec.Struct, frozen=True):
         disturbed: True when other programs were using the cores for part of the passes, which tell little of plain
             decoding.
 
-    Raises:
-        ValueError: not 32 positive times, or a negative one.
+    Raises ValueError: not 32 positive times, or a negative one.
     """
 
     verify_ms: tuple[float, ...]
@@ -56,11 +54,8 @@ def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
 
     Linear between two measurements; a dip is kept, because some batch sizes really are cheaper than smaller ones
     (kernels that work on rows in groups). Past the last one the slope is that from half of it to it, never falling.
-    From one measurement alone the cost is proportional to n, so that nothing is promised.
-
-    Raises:
-        ValueError: no points, n outside of 1..32, or a time that is not positive.
-    """
+    From one measurement alone the cost is proportional to n, so that nothing is promised. Raises ValueError: no points,
+    n outside of 1..32, or a time that is not positive."""
     measured = sorted(points.items())
     if not measured or measured[0][0] < 1 or measured[-1][0] > MAX_TOKENS or min(points.values()) <= 0:
         raise ValueError("pass times need at least one positive measurement for 1..32 tokens")
@@ -87,8 +82,7 @@ DEAREST, STEEPEST, MIN = 1.25, 0.5, 0.8
 def implausible(ms: Mapping[int, float]) -> list[int]:
     """Return the numbers of tokens whose pass time (n -> milliseconds, n = 1 included) must have been disturbed.
 
-    Those cost more than `DEAREST` times n plain steps, or far more than a longer pass. [] when all are plausible.
-    """
+    Those cost more than `DEAREST` times n plain steps, or far more than a longer pass. [] when all are plausible."""
     cheapest = {n: min(time for longer, time in ms.items() if longer >= n) for n in ms}
     return [
         n

@@ -50,11 +50,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=8)
 def fit(start: CostProfile, seen: tuple[Observation, ...]) -> CostProfile:
     """Return the profile of the machine on which these passes were measured; `start` holds for what they do not tell.
-    Takes 50 ms for those of a probe.
-
-    Raises:
-        ValueError: a time that is not positive.
-    """
+    Takes 50 ms for those of a probe. Raises ValueError: a time that is not positive."""
     if any(not one.seconds > 0 for one in seen):
         raise ValueError("measured times must be positive")
     if not seen:

@@ -45,8 +45,7 @@ ACTIVATIONS = "activations"
 """The type of what is done to values between matrices (quantizing, norms, gates): much where matrices are small."""
 ALIKE = 0.5
 """`ModelWork.alike` of text: DeepSeek-R1 takes 1.21, 1.66, 2.65 and 4.46 times as long for 2, 4, 8 and 16 tokens as for
-one (llama.cpp pull request 17034); with independent choices it would read 1.55, 2.6, 4.5 and 7.7 times as much.
-"""
+one (llama.cpp pull request 17034); with independent choices it would read 1.55, 2.6, 4.5 and 7.7 times as much."""
 
 
 def experts_read(
@@ -56,8 +55,7 @@ def experts_read(
     `n_expert`.
 
     Texts choose independently of each other; of the further tokens of one text the share `alike` chooses as the others
-    do.
-    """
+    do."""
     if n_expert <= 0:
         return 0.0
     choosing = sequences * (1 + (n_tokens / sequences - 1) * (1 - alike))
@@ -141,8 +139,7 @@ class ProductRate(msgspec.Struct, frozen=True):
     """The speed of one tensor type ("Q4_K") on the threads of a placement.
 
     `points` are pairs of tokens in a pass and bytes of weights per second, by rising tokens. A saved one without any,
-    or with others than positive numbers, is damaged (ValueError).
-    """
+    or with others than positive numbers, is damaged (ValueError)."""
 
     type: str
     points: Points
@@ -173,8 +170,7 @@ class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
     `bandwidth`: bytes per second that weights are read at most; `l3_bytes` of the caches (0: not known). `products`:
     the rate of each tensor type, one after the other. `attention`: multiply-adds per second by the tokens of a chat in
     the pass. `activations` per second between matrices (0: they take no time). `layer_s`: seconds that a layer takes
-    beyond these (barriers, norms).
-    """
+    beyond these (barriers, norms)."""
 
     bandwidth: float
     products: tuple[ProductRate, ...]
@@ -266,11 +262,8 @@ def pass_cost(
     sequences: int = 1,
     beside: float = 0.0,
 ) -> PassCost:
-    """Return the time of one pass; the arguments are those of `parts`. The parts run one after another.
-
-    Args:
-        beside: bytes of other weights that are read in turn with these, a draft model's: they share the caches.
-    """
+    """Return the time of one pass; the arguments are those of `parts`, which run one after another. `beside`: bytes of
+    other weights that are read in turn with these, a draft model's: they share the caches."""
     working_set = work.weight_bytes + beside
     todo = parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences)
     read = sum(part.nbytes for part in todo) / profile.read_rate(working_set)
@@ -281,11 +274,9 @@ def pass_cost(
 def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int) -> PassCost:
     """Return the time to evaluate a prompt, in micro-batches; its last token's logits give the first token."""
     total = PassCost(0.0, 0.0, 0.0)
-    done = 0
-    while done < n_prompt:
+    for done in range(0, n_prompt, MICRO_BATCH):
         n = min(MICRO_BATCH, n_prompt - done)
-        done += n
-        total += pass_cost(profile, work, n, done - n, n_outputs=1 if done == n_prompt else 0)
+        total += pass_cost(profile, work, n, done, n_outputs=int(done + n == n_prompt))
     return total
 
 

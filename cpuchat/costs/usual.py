@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.costs.model import BITS, CostProfile, ProductRate
 
@@ -30,13 +29,9 @@ _OVERLAP = 6.0
 """Exponent p of (read^p + compute^p)^(1/p), the time of both. On a Xeon E5-2683v4 with a 70B model, 6 is within 5 % for
 passes over 1 to 16 tokens."""
 _BY_FEATURE = (
-    ("AMX_INT8", "granite-rapids"),
-    ("AVX512_VNNI", "zen4"),
-    ("AVX_VNNI", "zen4"),
-    ("AVX2", "zen3"),
-    ("AVX", "x86-64"),
+    ("AMX_INT8", "granite-rapids"), ("AVX512_VNNI", "zen4"), ("AVX_VNNI", "zen4"), ("AVX2", "zen3"), ("AVX", "x86-64"),
     ("MATMUL_INT8", "ampereone"),
-)
+)  # fmt: skip
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Text = Annotated[str, msgspec.Meta(max_length=400)]
 
@@ -92,8 +87,7 @@ class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def usual() -> Usual:
     """Return what is usual of CPUs and kinds of machines."""
-    text = Path(__file__).with_name("cpus.toml").read_text(encoding="utf-8")
-    return msgspec.convert(toml.loads(text), prepared(Usual))
+    return msgspec.toml.decode(Path(__file__).with_name("cpus.toml").read_bytes(), type=prepared(Usual))
 
 
 def cpu_of(features: Collection[str]) -> str:

@@ -19,8 +19,7 @@ async def answer_greedily(
     answer: Answering, request: Generate, tell: Callable[[TextDelta], None] = lambda _: None
 ) -> Timings:
     """Let the model answer `request` greedily; returns the figures, and tells of every piece of text. Raises
-    MeasureFailed: the engine failed, or it was stopped.
-    """
+    MeasureFailed: the engine failed, or it was stopped."""
     request = msgspec.structs.replace(request, sampling=Sampling(temperature=0.0))
     async with contextlib.aclosing(answer(request)) as events:
         async for event in events:

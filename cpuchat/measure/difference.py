@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from statistics import NormalDist, fmean
 from typing import Final, Literal
 
 from cpuchat.protocol.reasons import MATTERS
@@ -22,7 +22,7 @@ WRONG: Final = 0.02
 _PRIOR, _PRIOR_ALONE = 2, 3
 """Measurements that these count like: with fewer than that, their own scatter is hardly known. More would find more,
 and be wrong more often on a machine whose rounds scatter by 3 %."""
-_NINE_OF_TEN, _SAFELY = (statistics.NormalDist().inv_cdf(share) for share in (0.9, 0.95))
+_NINE_OF_TEN, _SAFELY = (NormalDist().inv_cdf(share) for share in (0.9, 0.95))
 _HOPE: Final = 1.5
 """Standard errors within which a ratio is believed to be where nothing is at stake."""
 
@@ -91,10 +91,10 @@ def compare(
 
     if apart:
         squares, known = _squares(first) + _squares(second), n + m - 2
-        return found(_mean(second) - _mean(first), squares, known, 1 / n + 1 / m, known)
+        return found(fmean(second) - fmean(first), squares, known, 1 / n + 1 / m, known)
     if n == m:
         ratios = [after - before for before, after in zip(first, second, strict=True)]
-        log, of_ratios = _mean(ratios), _squares(ratios) / 2
+        log, of_ratios = fmean(ratios), _squares(ratios) / 2
         of_all = of_ratios + _squares([before + after for before, after in zip(first, second, strict=True)]) / 2
         ways = found(log, of_ratios, n - 1, 2 / n, n - 1), found(log, of_all, 2 * n - 2, 2 / n, 2 * n - 2)
         return min(ways, key=lambda way: way.needed)
@@ -102,7 +102,7 @@ def compare(
     # A ratio varies by 1.5 of a measurement's variance, and neighbours, which share one of `a`, alike.
     squares = _squares(ratios) / 1.5 + sum((after - before) ** 2 for before, after in pairwise(first)) / 2
     degrees = (m - 1) + 2 * m // 3  # a part of both is the same
-    return found(_mean(ratios), squares, 2 * m - 1, (2 * m - 0.5) / m**2, degrees)
+    return found(fmean(ratios), squares, 2 * m - 1, (2 * m - 0.5) / m**2, degrees)
 
 
 def rounds_for(gain: float, scatter: float, asked: float, most: int, least: int = 2) -> int | None:
@@ -123,19 +123,15 @@ def of_answer(ratio: float) -> Difference:
     return Difference(ratio, error, _quantile(1, _PRIOR_ALONE) * error)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _squares(values: Sequence[float]) -> float:
     """Return the sum of the squared distances from the mean."""
-    mean = _mean(values)
+    mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values)
 
 
 @lru_cache
 def _quantile(asked: float, dof: int) -> float:
-    return student(statistics.NormalDist().inv_cdf(1 - WRONG / 2 / asked), dof)
+    return student(NormalDist().inv_cdf(1 - WRONG / 2 / asked), dof)
 
 
 def student(z: float, dof: int) -> float:

@@ -20,7 +20,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.files import file_lock, is_locked
-from cpuchat.base.processes import child_environment, python_command, starter
+from cpuchat.base.processes import child_environment, exit_reason, python_command, starter
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.bandwidth.theoretical import usual_read
 from cpuchat.hardware.memory import available_bytes
@@ -70,8 +70,7 @@ class ReadBandwidth:
     """A measurement in bytes per second: of each round, and the best of them.
 
     `cpus` are the logical CPUs that read, one thread each. `shares` are, for each round, the part of its CPU that the
-    thread got which got least; () if not measured.
-    """
+    thread got which got least; () if not measured."""
 
     cpus: tuple[int, ...]
     bytes_per_s: float
@@ -183,8 +182,7 @@ def measure(
     """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
 
     `policy`: one that the kernel refuses is not in effect. `cancelled`: asked every 50 ms; True ends the measurement.
-    Raises ProbeFailed: too little memory is free, or a CPU may not be used; Interrupted: `cancelled` said so.
-    """
+    Raises ProbeFailed: too little memory is free, or a CPU may not be used; Interrupted: `cancelled` said so."""
     chosen = tuple(sorted(set(cpus)))
     if not chosen:
         raise ProbeFailed("No cores to measure.")
@@ -227,8 +225,7 @@ def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
 
 def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
     """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
-    than `limit` seconds; Interrupted: `cancelled` said so.
-    """
+    than `limit` seconds; Interrupted: `cancelled` said so."""
     end = monotonic() + limit
     try:
         none, pipe = subprocess.DEVNULL, subprocess.PIPE
@@ -261,12 +258,9 @@ def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[st
         return found
     if isinstance(found, dict) and found.get("error"):
         raise ProbeFailed(f"The measurement failed: {found['error']}.", "Choose other or fewer cores.")
-    if status < 0:
-        why = f"was killed by signal {-status}"
-    else:
-        lines = errors.decode(errors="replace").strip().splitlines()
-        why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
-    raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")
+    said = errors.decode(errors="replace").strip()
+    reason = exit_reason(status, said, said.splitlines()[-1][:200] if said and status > 0 else "")
+    raise ProbeFailed(f"The measuring process ended: {reason}.", "It is probably out of memory: close other programs.")
 
 
 def sets_of(topology: Topology, cpus: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
@@ -278,12 +272,7 @@ def sets_of(topology: Topology, cpus: Collection[int] = ()) -> dict[str, tuple[i
 
 
 def survey(
-    topology: Topology,
-    on_progress: Progress,
-    *,
-    cpus: Sequence[int] = (),
-    policy: str = "",
-    root: Path = ROOT,
+    topology: Topology, on_progress: Progress, *, cpus: Sequence[int] = (), policy: str = "", root: Path = ROOT
 ) -> dict[str, ReadBandwidth]:
     """Measure and keep all `sets_of`, in about 6 seconds. Raises ProbeFailed as `measure`."""
     sets = {name: some for name, some in sets_of(topology, cpus).items() if some}
@@ -298,11 +287,7 @@ def survey(
 
 
 def slices(
-    sets: Collection[tuple[int, ...]],
-    policy: str = "",
-    *,
-    cancelled: Cancelled = lambda: False,
-    root: Path = ROOT,
+    sets: Collection[tuple[int, ...]], policy: str = "", *, cancelled: Cancelled = lambda: False, root: Path = ROOT
 ) -> Iterator[tuple[int, ...]]:
     """Measure and keep these sets of cores anew in slices of under a second, in turn, until each had its windows; yield
     the set before each. Beside other programs a figure is the least. Raises ProbeFailed and Interrupted as `measure`.

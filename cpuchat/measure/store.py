@@ -39,8 +39,7 @@ class Reading(NamedTuple, Generic[T]):
     """A measured `value` of `what` (`"read bandwidth"`), a number or a struct.
 
     `error` is its relative standard error (0: not known), `n` how often it was measured, `at` seconds since 1970.
-    `disturbed`: other programs ran meanwhile.
-    """
+    `disturbed`: other programs ran meanwhile."""
 
     subject: Subject
     what: str

@@ -25,8 +25,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     `machine` names CPU, microcode, memory and NUMA nodes; `cores` are logical CPUs, rising; `policy` is that of memory,
     in the words of `mempolicy`; `build` identifies the engine's, `kernels` those that compute, `model` the files by
-    fingerprints, and `settings` are whatever else matters, by name.
-    """
+    fingerprints, and `settings` are whatever else matters, by name."""
 
     machine: str = ""
     cores: tuple[int, ...] = ()

@@ -61,11 +61,8 @@ class Rounds:
 
 class Turns(Generic[C]):
     """An anchor and its rivals. What drifted by more than 10 % meanwhile is measured once more; `by` is the figure that
-    tells. `measure` returns None for a rival that cannot be measured, and its errors end everything.
-
-    Args:
-        asked: as of `compare`.
-    """
+    tells. `measure` returns None for a rival that cannot be measured, and its errors end everything. `asked` as of
+    `compare`."""
 
     def __init__(self, measure: Callable[[C], Awaitable[Rates | None]], anchor: C, by: str, *, asked: int = 1) -> None:
         self._measure = measure
@@ -77,8 +74,7 @@ class Turns(Generic[C]):
 
     async def rank(self, rivals: Sequence[C]) -> dict[C, Rounds]:
         """Measure all rivals that can be, and those that may be faster once more, backwards; returns the fastest one
-        first. Raises Drifted.
-        """
+        first. Raises Drifted."""
         found = {rival: Rounds(self._asked) for rival in rivals}
         await self._measured_anchor()
         for number in range(2):
@@ -97,8 +93,7 @@ class Turns(Generic[C]):
 
     async def duel(self, rival: C, figures: Sequence[str]) -> Rounds:
         """Measure one rival until it is clear whether it is faster in one of these figures, or cannot be: from the
-        start, as what was measured before chose it, and tells too well of it. Raises Drifted.
-        """
+        start, as what was measured before chose it, and tells too well of it. Raises Drifted."""
         rounds = Rounds(self._asked)
         await self._measured_anchor()
         while len(rounds.rivals) < MAX_ROUNDS:

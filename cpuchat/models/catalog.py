@@ -23,7 +23,7 @@ import msgspec
 
 from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.config.settings import SamplingSection, Settings, explained, with_changes
 from cpuchat.measure.difference import MATTERS
 from cpuchat.models.file_names import PREFERRED, rank
@@ -31,10 +31,6 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import LocalModel, is_demo, only_drafts
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, estimate
-
-PACKAGED = Path(__file__).with_name("catalog.toml")
-MAX_BYTES = 1 << 20
-"""Limit of a catalog file in bytes."""
 
 _SAME_SIZE = 0.3
 """Share by which the parameter counts of two models of one name may differ: some files contain the embedding table
@@ -168,10 +164,8 @@ def load_catalog() -> Catalog:
 @lru_cache(maxsize=2)
 def _load(file: Path, state: object) -> Catalog:
     theirs, problems = _read(file) if state is not None else ({}, [])
-    ours, _ = _read(PACKAGED)
-    return Catalog(
-        tuple((theirs | {id: one for id, one in ours.items() if id not in theirs}).values()), tuple(problems)
-    )
+    ours, _ = _read(Path(__file__).with_name("catalog.toml"))
+    return Catalog(tuple((theirs | ours | theirs).values()), tuple(problems))  # the user's first, and in place of ours
 
 
 def _read(file: Path) -> tuple[dict[str, CatalogModel], list[str]]:
@@ -180,11 +174,9 @@ def _read(file: Path) -> tuple[dict[str, CatalogModel], list[str]]:
     problems: list[str] = []
     where = paths.shown(file)
     try:
-        tables = toml.loads(paths.read_text(file, MAX_BYTES))
-    except OSError as error:
-        return {}, [f"{where} cannot be read: {error.strerror}."]
-    except ValueError as error:  # of TOML, or of UTF-8
-        return {}, [f"{where} is not valid TOML: {error}."]
+        tables = toml.parse(toml.read(file), where)
+    except SettingsError as error:
+        return {}, [error.message]
     entries = tables.get("model", [])
     if tables.keys() - {"model"} or not isinstance(entries, list):
         return {}, [f"{where}: a catalog has only [[model]], with double brackets."]
@@ -217,8 +209,7 @@ def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogMode
     """Return the catalog entry of a model file, by its repository or else its names; None if unknown.
 
     A name alone is not enough: the parameter count must match, too. Fine-tunes have other names and do not match. The
-    name inside the file counts last: publishers leave that of another version there.
-    """
+    name inside the file counts last: publishers leave that of another version there."""
     billions = model.n_params / 1e9
     possible = [entry for entry in catalog.models if abs(billions - entry.params) <= _SAME_SIZE * entry.params]
     repo = model.repo.lower() if isinstance(model, LocalModel) else ""
@@ -243,8 +234,7 @@ def _key(name: str) -> frozenset[str]:
 
 PACE = 5.0
 """tok/s at about reading speed: 225 words per minute at three words per four tokens; people read about 240 (Brysbaert
-2019, doi:10.1016/j.jml.2019.104047).
-"""
+2019, doi:10.1016/j.jml.2019.104047)."""
 _PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
 _RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
 _MAX_MEMORY = 0.5
@@ -263,8 +253,7 @@ class Ranked:
     `suits` is short: fits into half of the memory, keeps up with reading, is computed with vector instructions, and is
     not for research only. By purpose, as `purposes` says by id: "chat", of up
     to four publishers; "fast", which reads less; "long context", longer than that of the first; "reasoning" and "code".
-    `unsuitable`: too large or too slow. `others`: the rest.
-    """
+    `unsuitable`: too large or too slow. `others`: the rest."""
 
     suits: tuple[CatalogModel, ...] = ()
     others: tuple[CatalogModel, ...] = ()
@@ -356,10 +345,9 @@ def best_local(models: Iterable[tuple[LocalModel, Prediction]]) -> LocalModel | 
 
 
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
-    if prediction is None:
-        return False
     return (
-        model.use != "draft"
+        prediction is not None
+        and model.use != "draft"
         and not prediction.scalar_type
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
@@ -373,13 +361,9 @@ def _fits_well(prediction: Prediction) -> bool:
 
 
 _KEYS: Final = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repeat_penalty",
-    "penalty_last_n": "repeat_last_n",
-}
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "penalty_repeat": "repeat_penalty", "penalty_last_n": "repeat_last_n",
+}  # fmt: skip
 _DEMO: Final = {"temperature": 0.0}
 """A model this small loses its thread with any other word than the likeliest."""
 

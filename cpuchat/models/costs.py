@@ -51,8 +51,7 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What chats with a model tell: its `work` as it was loaded, and the key `file` of its files (`usage`).
 
     `calibrated` are seconds per token by its calibration, sampling included (0: none). `answers` are the plain decoding
-    of its last ones: the fastest counts, as what disturbs makes them slower, until the machine has become so.
-    """
+    of its last ones: the fastest counts, as what disturbs makes them slower, until the machine has become so."""
 
     work: ModelWork
     file: str = ""
@@ -75,8 +74,7 @@ class Costs(NamedTuple):
     probe are among them.
 
     `factors`: by how much longer passes of some models take, by the key of their files (`usage`). `types`: those of
-    tensors whose passes were measured.
-    """
+    tensors whose passes were measured."""
 
     profile: CostProfile
     source: str
@@ -127,10 +125,7 @@ class CostLog:
 
     def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
         """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes.
-
-        Args:
-            file: the key of the model's files (`usage`).
-        """
+        `file`: the key of the model's files (`usage`)."""
         rate, waited = timings.predicted_per_second, timings.cpu_wait
         is_long, is_alone = timings.predicted_n > _MIN_TOKENS, waited is not None and waited <= MAX_CPU_WAIT
         seconds = 1 / rate if rate and is_long and is_alone and not timings.draft_n else 0.0  # of a plain pass

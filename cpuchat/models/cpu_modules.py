@@ -29,8 +29,7 @@ _DOT_PRODUCTS: Final = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2")
 @functools.cache
 def engine_cpu(cpu_module: str = AUTO, root: Path = ROOT) -> Instructions:
     """Return those instructions of this CPU that the installed engine uses: all, or those of the module that a worker
-    opens for this setting; for `AUTO` the one that this process was told, else the one with the highest score.
-    """
+    opens for this setting; for `AUTO` the one that this process was told, else the one with the highest score."""
     here, modules = instructions(root), installed()
     name = os.environ.get(MODULE_VARIABLE, AUTO) if cpu_module == AUTO else cpu_module
     known = {one: used for one, used in _features().items() if one in modules}
@@ -56,8 +55,7 @@ def installed() -> dict[str, Path]:
 
 def fastest_first(scores: Mapping[str, int]) -> tuple[str, ...]:
     """Return the modules worth timing on this CPU, at most four, the highest score first: the one that llama.cpp would
-    choose. Of modules with the same kind of dot product the highest score counts.
-    """
+    choose. Of modules with the same kind of dot product the highest score counts."""
     found: dict[str, str] = {}
     for name in sorted((name for name, score in scores.items() if score > 0), key=scores.__getitem__, reverse=True):
         features = _features().get(name, frozenset())

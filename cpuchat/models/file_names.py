@@ -24,7 +24,6 @@ PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0")
 """Quantizations in order of preference, the usual trade-off of size and quality first."""
 
 _USUAL_BITS = 4
-_PREFIXES = ("UD-", "QAT-")
 _NAMED = re.compile(
     r"(?<![A-Z0-9])(?:(?P<prefix>UD|QAT)[-_.])?"
     r"(?P<type>(?:I|P?T|P)?Q[1-9]_(?:[01]|K[LST]{0,2}|XXS|XS|S|M|NL|G\d+)(?:_(?:XXS|XS|S|M|X*L|[48]|R[48]|G\d+))*"
@@ -73,9 +72,7 @@ def without_quantization(name: str) -> str:
 
 def without_prefix(quantization: str) -> str:
     """Return `Q4_K_M` for `UD-Q4_K_M`: the same format, quantized with more care."""
-    for prefix in _PREFIXES:
-        quantization = quantization.removeprefix(prefix)
-    return quantization
+    return quantization.removeprefix("UD-").removeprefix("QAT-")
 
 
 def rank(quantization: str) -> tuple[int, int, bool]:

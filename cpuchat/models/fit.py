@@ -5,9 +5,8 @@ llama-kv-cache-iswa.cpp, `load_swa_pattern(...)`, `is_swa_impl` and `n_swa` in s
 repacks at load (ggml-cpu/repack.cpp and ggml-cpu/amx/, which is asked first; not for RISC-V and s390x), and the compute
 buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
 
-Repacking interleaves the rows of a matrix, so that one instruction works on several of them. That used to need special
-files (Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; Q4_K_4 and Q8R16 of Ampere's llama.cpp). Prefill gains most: 1.5 to 3.7 times as
-fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19360 of llama.cpp).
+Repacking interleaves the rows of a matrix, so that one instruction works on several of them. Prefill gains most: 1.5 to
+3.7 times as fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19360 of llama.cpp).
 """
 
 from __future__ import annotations
@@ -40,15 +39,9 @@ _AMX_ROWS = 32  # TILE_N * 2
 _OVERRUN, _HUGE_PAGE = 16 << 10, 2 << 20  # of the buffer of cpuchat's kernels: read behind its end, and its unit
 # Type: (a row must be a multiple of this many values, bytes that a block grows by).
 _AMX: dict[str, tuple[int, int]] = {
-    "Q4_0": (32, 0),
-    "Q4_1": (32, 0),
-    "Q8_0": (32, 4),
-    "Q4_K": (256, 4),
-    "Q5_K": (256, 4),
-    "Q6_K": (256, 0),
-    "IQ4_XS": (256, 2),
-    "F16": (16, 0),
-}
+    "Q4_0": (32, 0), "Q4_1": (32, 0), "Q8_0": (32, 4), "Q4_K": (256, 4), "Q5_K": (256, 4), "Q6_K": (256, 0),
+    "IQ4_XS": (256, 2), "F16": (16, 0),
+}  # fmt: skip
 
 
 class RepackFormat(msgspec.Struct, frozen=True):

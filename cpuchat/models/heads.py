@@ -15,7 +15,7 @@ from cpuchat.base.errors import DraftMismatch
 from cpuchat.base.text import clean_line
 from cpuchat.models.engine_version import GIVES_HIDDEN, GIVES_INPUTS, HEADS, MTP, SEVERAL_MTP, HeadKind
 from cpuchat.models.file_names import role_of
-from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.ollama import file_name
 
@@ -103,11 +103,6 @@ def _width_difference(ours: int, theirs: int) -> str:
     if ours and theirs and ours != theirs:
         return f"it reads hidden states of {theirs:,} values, the target has {ours:,}"
     return ""
-
-
-def shares_cores(target: Path, draft: Path) -> bool:
-    """Return whether `draft` is a head, which computes on the cores of its model. Raises as `read_model`."""
-    return is_own(target, draft) or read_model(draft).is_head
 
 
 def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch:

@@ -14,7 +14,7 @@ from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import HeadSize, windows_of
 from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, vocabulary
-from cpuchat.models.gguf.parse import BY_NAME, LazyArray
+from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
 from cpuchat.models.traffic import bytes_per_token, table_bytes, token_bytes
@@ -40,10 +40,6 @@ class TensorKind(ModelData, frozen=True):
     count: int
     n_params: int
     nbytes: int
-
-    @property
-    def bits_per_weight(self) -> float:
-        return BY_NAME[self.type].bits_per_weight
 
 
 class Experts(ModelData, frozen=True):
@@ -94,11 +90,6 @@ class Inspection(ModelData, frozen=True):
     settings: tuple[tuple[str, str], ...]
     problem: str
     scalar_types: frozenset[str]
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Return the bits per weight over all tensors; 0 when there are none."""
-        return 8 * self.header.size / self.header.n_params if self.header.n_params else 0.0
 
 
 def inspect(header: GGUFHeader) -> Inspection:

@@ -75,12 +75,6 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"rates of {self.cpuchat.type} in different passes")  # damaged
 
     @property
-    def ratios(self) -> tuple[float, ...]:
-        """Return how many times as fast cpuchat's kernels are, for each number of tokens."""
-        pairs = zip(self.cpuchat.points, self.llama_cpp.points, strict=True)
-        return tuple(ours / theirs for (_, ours), (_, theirs) in pairs)
-
-    @property
     def is_wrong(self) -> bool:
         """Return whether the results differ by more than quantization does."""
         return self.difference > _MAX_APART
@@ -89,7 +83,9 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
     def is_chosen(self) -> bool:
         """Return whether cpuchat's kernels are used: with one token they are not slower by what matters, on the mean of
         all passes not at all, and the results agree. A measurement beside other programs only tells the last."""
-        is_faster = self.ratios[0] >= 1 - MATTERS and math.prod(self.ratios) >= 1
+        pairs = zip(self.cpuchat.points, self.llama_cpp.points, strict=True)
+        ratios = [ours / theirs for (_, ours), (_, theirs) in pairs]  # by rising numbers of tokens
+        is_faster = ratios[0] >= 1 - MATTERS and math.prod(ratios) >= 1
         return not self.is_wrong and (self.disturbed or is_faster)
 
     @property

@@ -7,7 +7,6 @@ and marked so.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -46,11 +45,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `peak_source` says so); `at_least` and `estimated` as of `Peak`.
 
     `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
-    `source` what that rests on; None without any cores. `factors`: by how much longer passes of some
-    models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
-    follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them, of the tensor
-    types `measured_types` on these cores.
-    `scalar_types` as of `support`.
+    `source` what that rests on; None without any cores. `factors`: by how much longer passes of some models take, as of
+    `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile follows measured
+    passes, not what is usual of such cores; `probed`: those of a probe are among them, of the tensor types
+    `measured_types` on these cores. `scalar_types` as of `support`.
     """
 
     available: int
@@ -81,14 +79,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: Path = Path("/")) -> Machine:
-    """Read the machine as it is now, with the cores and the memory policy of the settings.
-
-    A few milliseconds.
-
-    Args:
-        loaded: a model to be counted as unloaded; its header is read.
-        root: replaces `/` in tests.
-    """
+    """Read the machine as it is now, with the cores and the memory policy of the settings, in a few milliseconds.
+    `loaded`: a model to be counted as unloaded; its header is read. `root` replaces `/` in tests."""
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
     peak = expected(cpus, policy.words, root=root) if policy is not None else None
@@ -165,27 +157,20 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
 
 def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     """Return what the cores of a loaded model reach with it: the newest measured peak, and by the cost model, computing
-    in passes as long as micro-batches; not the latter before any probe.
-
-    Args:
-        memory: the worker's memory policy, in the words of `mempolicy`.
-    """
+    in passes as long as micro-batches; not the latter before any probe. `memory`: the worker's memory policy, in the
+    words of `mempolicy`."""
     peak = known(model.cpus, memory)
-    measured = Reach(peak=peak)
     costs = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else None
     if costs is None or not costs.probed or model.work is None:
-        return measured
+        return Reach(peak=peak)
     profile = scaled(costs.profile, 1 / factor_of(costs.factors, Path(model.path)))
     compute, read = compute_ceiling(profile, model.work, N_PAST), profile.read_rate(model.work.weight_bytes)
-    return dataclasses.replace(measured, compute_tok_s=compute, read_bytes_per_s=read)
+    return Reach(peak=peak, compute_tok_s=compute, read_bytes_per_s=read)
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:
-    """Check by its header that `path` can be loaded in the place of `loaded`, before that is unloaded.
-
-    Raises:
-        ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit: it cannot.
-    """
+    """Check by its header that `path` can be loaded in the place of `loaded`, before that is unloaded. Raises
+    ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit: it cannot."""
     header, options = read_model(path), settings.load_options()
     if header.is_projector or not header.tensors:
         raise ModelUnsupported(f"{file_name(path)} is {header.other}.", "Choose a language model.")
@@ -197,8 +182,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
 def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
     """Return the bytes that become available when `loaded`, with these options, is unloaded and its process stays.
 
-    Not the pages of its file: the system counts those as available while they are in use, unless they are locked.
-    """
+    Not the pages of its file: the system counts those as available while they are in use, unless they are locked."""
     try:
         need = required_memory(read_model(Path(loaded.path)), options, loaded.n_ctx)
     except CpuchatError:  # its file no longer exists
@@ -245,8 +229,7 @@ class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     """Tuned settings of one model. `changes` as `settings.update` takes them; `replaced`: values by key
-    that the user had set when they were measured, with the build `engine`.
-    """
+    that the user had set when they were measured, with the build `engine`."""
 
     model: str
     changes: dict[str, dict[str, Any]]
@@ -343,12 +326,8 @@ class TunedSettings:
 
 
 class TunedMachine:
-    """Reads each set of cores once. A sample of the files of tuned models is read: use it in threads.
-
-    Args:
-        machine: as `this_machine` returns it for the settings.
-        loaded: the model that counts as unloaded in it.
-    """
+    """Reads each set of cores once. A sample of the files of tuned models is read: use it in threads. `machine`: as
+    `this_machine` returns it for the settings, with `loaded` counted as unloaded."""
 
     def __init__(self, settings: Settings, machine: Machine, loaded: ModelInfo | None = None) -> None:
         self._settings, self._loaded, self._machine = settings, loaded, machine

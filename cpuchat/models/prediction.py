@@ -91,9 +91,8 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
     is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
     tokens in the context; `tok_s` is None if not known, as `limit_tok_s`, which reading memory allows, is where no
     bandwidth was measured or caches hold the weights. `basis` says what the speed is based on, or why there is none.
-    `low_tok_s` is the low end of the range of `tok_s`, equal to it where that is no rough estimate.
-    `cost` is what the parts of a pass take. `context_that_fits` is the longest context in tokens (0: not even a short
-    one, or not known).
+    `low_tok_s` is the low end of the range of `tok_s`, equal to it where that is no rough estimate. `cost` is what the
+    parts of a pass take. `context_that_fits` is the longest context in tokens (0: not even a short one, or not known).
     """
 
     bytes_per_token: int
@@ -112,12 +111,7 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
 
 
 def predict(
-    header: GGUFHeader,
-    options: LoadOptions,
-    machine: Machine,
-    *,
-    draft: GGUFHeader | None = None,
-    exact: bool = True,
+    header: GGUFHeader, options: LoadOptions, machine: Machine, *, draft: GGUFHeader | None = None, exact: bool = True
 ) -> Prediction:
     """Predict the model of `header` (all parts of a split one), loaded with `options`. The memory is what the engine
     computes before a load. `draft`: header of a draft model to be loaded beside it. `exact`: False: the tensors are
@@ -168,8 +162,7 @@ def estimate(
 ) -> Prediction:
     """Predict a model of which only the file size is known; `size` in bytes, of all parts of a split one.
 
-    The other arguments are those of `typical_work`.
-    """
+    The other arguments are those of `typical_work`."""
     work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
     return _judged(machine, usual_need(size, work), None, work, exact=False)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
@@ -186,8 +185,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def dimensions() -> tuple[Dimensions, ...]:
     """Return the known configurations."""
-    text = Path(__file__).with_name("dimensions.toml").read_text(encoding="utf-8")
-    return msgspec.convert(toml.loads(text), prepared(_File)).model
+    return msgspec.toml.decode(Path(__file__).with_name("dimensions.toml").read_bytes(), type=prepared(_File)).model
 
 
 def typical_work(

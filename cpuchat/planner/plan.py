@@ -62,10 +62,9 @@ from cpuchat.telemetry.machine import ROUGH
 _DEFAULTS, _OPTIONS = Settings(), LoadOptions()
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
-MAX_BYTES = 1 << 20
-_FOLDER = Path(__file__).parent
 _WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
+_FIGURES = frozenset({"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"})
 _LARGE = 1e12  # bytes of weights that no cache holds
 _MEASURED_MAX = 1.05  # of the theoretical bandwidth: data sheets round
 _ARM = frozenset({"ampereone", "apple-m", "arm64"})  # of the names in cpus.toml
@@ -81,8 +80,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
     the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Of the machine that
     cpuchat runs on, `free_gb` is what is available now, and `fitted` the profile that was measured, in place of one by
-    these figures; passes of the draft model take `draft_factor` times as long as by it.
-    """
+    these figures; passes of the draft model take `draft_factor` times as long as by it."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
     name: Text
@@ -167,7 +165,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @functools.cache
 def machines() -> tuple[MachineSpec, ...]:
     """Return the machines that come with the program."""
-    tables = toml.loads((_FOLDER / "machines.toml").read_text(encoding="utf-8"))
+    tables = msgspec.toml.decode(Path(__file__).with_name("machines.toml").read_bytes())
     return tuple(msgspec.convert(table, prepared(MachineSpec)) for table in tables["machine"])
 
 
@@ -187,8 +185,7 @@ def all_machines() -> tuple[list[MachineSpec], list[str]]:
 
 def find_machine(wanted: str) -> MachineSpec:
     """Return the machine with that id or name, or a part of it that only one has: of the program's or of the user's.
-    Raises UsageError: unknown or ambiguous; the hint names the nearest.
-    """
+    Raises UsageError: unknown or ambiguous; the hint names the nearest."""
     text = wanted.strip().lower()
     known, problems = all_machines()
     exact = [one for one in known if text in (one.id, one.name.lower())]
@@ -211,12 +208,7 @@ def _words(name: str) -> frozenset[str]:
 
 def read_machine(file: Path) -> MachineSpec:
     """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
-    try:
-        table = toml.loads(paths.read_text(file, MAX_BYTES))
-    except OSError as error:
-        raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
+    table = toml.parse(toml.read(file), paths.shown(file))
     for key in _FIGURES & table.keys():
         if isinstance(table[key], int | float) and not isinstance(table[key], bool):
             table[key] = {"value": table[key]}
@@ -236,11 +228,6 @@ def read_machine(file: Path) -> MachineSpec:
         ) from None
 
 
-_FIGURES = frozenset(
-    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"}
-)  # fmt: skip
-
-
 USUAL = "Q4_K_M"
 _SIZES = [name for name in SHAPES if name[0].isdigit()]  # the others are for tests
 _TOO_SMALL = 1e6  # parameters: a header without matrices
@@ -251,8 +238,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     window of the layers (0: none); `n_ctx_train`: 0 where not known.
 
     `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
-    file here, "" for none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`).
-    """
+    file here, "" for none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`)."""
 
     name: str
     quantization: str
@@ -271,14 +257,10 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> PlannedModel:
-    """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size.
-
-    With its quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded.
-
-    Raises:
-        UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
-        ModelDamaged, ModelUnsupported: it is a file that cannot be read.
-    """
+    """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size; with its
+    quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded. Raises
+    UsageError: unknown or ambiguous, or an unknown quantization, with the nearest as its hint; ModelDamaged,
+    ModelUnsupported: it is a file that cannot be read."""
     text = wanted.strip()
     if (whole := _known(text, "", catalog, chosen)) is not None:  # names may have blanks, paths colons
         return whole
@@ -402,8 +384,7 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were. Raises UsageError: the cores of the settings are not possible here.
-        """
+        chats with both were. Raises UsageError: the cores of the settings are not possible here."""
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
         if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
@@ -502,8 +483,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
     at most what memory holds (`users_by_memory`).
 
-    `scalar_type`: as of `Prediction`; then no speed is planned.
-    """
+    `scalar_type`: as of `Prediction`; then no speed is planned."""
 
     machine: MachineSpec
     model: PlannedModel

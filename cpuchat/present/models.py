@@ -21,7 +21,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
 from cpuchat.models.fit import describe, lazy_bytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as
-from cpuchat.models.gguf.parse import PRECISE
+from cpuchat.models.gguf.parse import BY_NAME, PRECISE
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
@@ -86,7 +86,7 @@ def _model(model: Inspection) -> Rows:
         ("name", header.name),
         ("architecture", header.architecture),
         ("parameters", units.parameters(header.n_params) + active),
-        ("quantization", f"{header.quantization}, {model.bits_per_weight:.2f} bits per weight"),
+        ("quantization", f"{header.quantization}, {header.bits_per_weight:.2f} bits per weight"),
         ("trained context", plural(header.n_ctx_train, "token") if header.n_ctx_train else ""),
         ("layers", f"{header.n_layer}, embedding {header.n_embd:,}, feed-forward {header.n_ff:,}"),
         ("attention heads", heads),
@@ -138,7 +138,7 @@ def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
 def _tensors(model: Inspection) -> Rows:
     return [
         (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
-         f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} "
+         f"{BY_NAME[kind.type].bits_per_weight:.4g} bits, {units.size(kind.nbytes)} "
          f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)"
          f"{', no SIMD kernel on this CPU' if kind.type in model.scalar_types else ''}")
         for kind in model.tensors
@@ -556,7 +556,7 @@ def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListR
     if isinstance(outcome, str):
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
-        bits, file_size = f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size)
+        bits, file_size = f"{outcome.forecast.header.bits_per_weight:.2f} bit", size(outcome.forecast.file_size)
         columns = (bits, file_size, fit(outcome.prediction), here(outcome.here))
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 
@@ -574,7 +574,7 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
     rows = [
         ("quality", kind.about),
         ("warning", again),
-        ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
+        ("file", f"{size(forecast.file_size)}, {change}, {forecast.header.bits_per_weight:.2f} bits per weight"),
         ("memory", outcome.prediction.explained),
         ("here", f"{here(outcome.here)} as fast as the source: {why_here(kind.tensor, outcome.here)}"),
         ("speed", speed_with_basis(outcome.prediction)),

@@ -72,8 +72,8 @@ class QualityProgress:
 
 
 class QualityMeasurement:
-    """Compares each of `others` with `base`, over `texts`. `comparisons` grows while `run` runs, and stays valid when
-    that is cancelled. `engine`: its version; others give other logits.
+    """Compares each of `others` with `base`, over `texts` (default: the built-in ones), from what earlier runs have
+    measured of it on. `comparisons` grows while `run` runs, and stays valid when that is cancelled.
 
     Raises:
         UsageError: no model to compare with.
@@ -81,15 +81,7 @@ class QualityMeasurement:
         VocabularyMismatch: a model has other tokens than the base.
     """
 
-    def __init__(
-        self,
-        base: Path,
-        others: Sequence[Path],
-        texts: Sequence[Text],
-        *,
-        engine: str,
-        n_ctx: int = N_CTX,
-    ) -> None:
+    def __init__(self, base: Path, others: Sequence[Path], texts: Sequence[Text] = (), *, n_ctx: int = N_CTX) -> None:
         if not others:
             raise UsageError("No model to compare with.", "Name at least two: the base and another one.")
         self.base = base
@@ -99,14 +91,12 @@ class QualityMeasurement:
         for comparison in self.comparisons:
             require_same_vocabulary(self.header, comparison.header)
         self.progress = QualityProgress()
-        self._texts = tuple(texts)
+        self._texts = tuple(texts) or builtin_texts()
         digest = hashlib.blake2b(msgspec.json.encode(self._texts), digest_size=16).hexdigest()
+        engine = metadata.version("llama-cpp-python")  # others give other logits
         self._on = Subject(build=engine, settings={"n_ctx": n_ctx, "texts": digest})
         fingerprint = file_fingerprint(base)
         self._pairs = [(fingerprint, file_fingerprint(path)) for path in others]
-
-    def restore(self) -> None:
-        """Take over the windows that earlier runs have measured."""
         for one in store.find_all(_KEPT, Scored):
             for pair, comparison in zip(self._pairs, self.comparisons, strict=True):
                 if one.subject == self._subject(pair, one.value.window):
@@ -117,12 +107,8 @@ class QualityMeasurement:
 
     async def run(self, placement: Placement, tell: Callable[[QualityProgress], None] = lambda _: None) -> None:
         """Measure what is missing. Cancelling ends the process and keeps every complete window. `tell` is called after
-        each step.
-
-        Raises:
-            CpuchatError: of the process, such as DoesNotFit; UsageError: a text is shorter than a window.
-            MeasureFailed: the process ended.
-        """
+        each step. Raises CpuchatError: of the process, such as DoesNotFit; UsageError: a text is shorter than a window;
+        MeasureFailed: the process ended."""
         start = QualityStart(
             base=str(self.base),
             others=tuple(str(comparison.path) for comparison in self.comparisons),
@@ -173,15 +159,6 @@ class QualityMeasurement:
         numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
         found = [(kind, comparison.summary(windows)) for kind, windows in numbers.items()]
         return [(kind, summary) for kind, summary in found if summary is not None]
-
-
-def open_measurement(base: Path, others: Sequence[Path], texts: Sequence[Text] = ()) -> QualityMeasurement:
-    """Return the measurement over `texts`, by default the built-in ones, with what earlier runs have measured of it.
-    Raises what `QualityMeasurement` raises."""
-    engine = metadata.version("llama-cpp-python")
-    found = QualityMeasurement(base, others, texts or builtin_texts(), engine=engine)
-    found.restore()
-    return found
 
 
 def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:

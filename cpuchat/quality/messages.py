@@ -29,8 +29,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 class QualityStart(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Compare each of `others` with `base` on `cpus`, over `texts` in windows of `n_ctx` tokens.
 
-    `done` has, for each of `others`, the windows that need not be measured again.
-    """
+    `done` has, for each of `others`, the windows that need not be measured again."""
 
     base: str
     others: tuple[str, ...]
@@ -109,8 +108,7 @@ Rows = Sequence[np.ndarray] | np.ndarray
 class RowComparer:
     """Compares rows on a thread for each of `cpus`; numpy releases the GIL over whole rows. `close` it.
 
-    The thread that makes it may be pinned to one CPU, which other threads would inherit.
-    """
+    The thread that makes it may be pinned to one CPU, which other threads would inherit."""
 
     def __init__(self, cpus: Sequence[int], n_vocab: int) -> None:
         self.n_vocab = n_vocab

@@ -27,8 +27,7 @@ class Scores(msgspec.Struct, frozen=True):
     """One array per figure with an entry for each scored position, float32 of shape (n,).
 
     `kld` is KL(P‖Q) in nats, `base_nll` and `other_nll` are −ln of the probability of the text's token, `same_top` is 1
-    where both models' most probable tokens are the same.
-    """
+    where both models' most probable tokens are the same."""
 
     kld: np.ndarray
     base_nll: np.ndarray
@@ -78,8 +77,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `summarize` over `n` positions.
 
     `same_top` is a share (0-1), `kld_*` are nats, `rms_dp` is the root mean square change of the probability of the
-    text's token (0-1), `ppl_base` and `ppl_other` perplexities, `ln_ppl_ratio` is ln(PPL(Q)/PPL(P)).
-    """
+    text's token (0-1), `ppl_base` and `ppl_other` perplexities, `ln_ppl_ratio` is ln(PPL(Q)/PPL(P))."""
 
     n: int
     same_top: Interval
@@ -97,8 +95,7 @@ def summarize(windows: Sequence[Scores]) -> Summary:
     """Summarize the scored positions of at least one window.
 
     Standard errors are clustered by window: positions of one text go wrong together. llama-perplexity takes them as
-    independent, and prints less than half of the error for KLD.
-    """
+    independent, and prints less than half of the error for KLD."""
     scores = Scores.joined(windows)
     kld, base, other = (array.astype(np.float64) for array in (scores.kld, scores.base_nll, scores.other_nll))
     sizes = [len(window) for window in windows]
@@ -149,8 +146,7 @@ _UNKNOWN = math.inf, math.inf  # error, and half of the interval, of one window
 def _clustered(values: np.ndarray, sizes: Sequence[int], z: float = Z95) -> Estimate:
     """Return the mean over positions; `sizes` are those of the windows, in the order of `values`.
 
-    The error is that of a ratio of sums over clusters (Cochran, Sampling Techniques, 1977, 2.29 and 11.4).
-    """
+    The error is that of a ratio of sums over clusters (Cochran, Sampling Techniques, 1977, 2.29 and 11.4)."""
     n, windows = len(values), len(sizes)
     mean = float(values.mean())
     if windows < 2:

@@ -102,8 +102,7 @@ class Speaker:
     @property
     def pid(self) -> int | None:
         """Return the PID of the speech process; None while it does not run, or loads its voice."""
-        process = self._process
-        return process.pid if process is not None and process.alive else None
+        return self._process.pid if self._process is not None else None
 
     @property
     def _process(self) -> LineProcess[Answer] | None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from cpuchat.base.errors import ModelNotFound, UsageError, VocabularyMismatch
 from cpuchat.base.paths import demo_dir
 from cpuchat.cli.compare import quality
-from cpuchat.quality.measure import open_measurement
+from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.texts import prose
 from tests.cli.program import COMMAND, HANG_GUARD
 
@@ -79,4 +79,4 @@ def test_ctrl_c_prints_the_estimate_and_the_next_run_resumes() -> None:
     child.close()
     assert child.exitstatus == 130
     q8, q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
-    assert len(open_measurement(q8, [q4]).comparisons[0].windows) >= 2
+    assert len(QualityMeasurement(q8, [q4]).comparisons[0].windows) >= 2

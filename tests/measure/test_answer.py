@@ -8,15 +8,7 @@ import pytest
 
 from cpuchat.base.errors import MeasureFailed
 from cpuchat.measure.answer import answer_greedily
-from cpuchat.protocol.messages import (
-    AnyEvent,
-    Failed,
-    Generate,
-    GenerationFinished,
-    Sampling,
-    StopReason,
-    TextDelta,
-)
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, Sampling, StopReason, TextDelta
 from cpuchat.protocol.timings import Timings
 
 TEXT = TextDelta(request_id=1, text="x")

@@ -123,9 +123,9 @@ def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch, small: Path) 
     monkeypatch.setattr(peak, "PROBE_MODULE", "tests.support.no_such_module")
     with pytest.raises(ProbeFailed, match="No module named"):
         short(root=small)
-    with pytest.raises(ProbeFailed, match="killed by signal 9"):
+    with pytest.raises(ProbeFailed, match="ended: killed by SIGKILL"):
         peak.run_probe([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
-    with pytest.raises(ProbeFailed, match="failed with status 3"):
+    with pytest.raises(ProbeFailed, match="exit status 3"):
         peak.run_probe([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="timed out after 0 seconds"):
         peak.run_probe([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)

@@ -7,22 +7,14 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.models.catalog import MAX_BYTES, Catalog, load_catalog, match_local
+from cpuchat.models.catalog import Catalog, load_catalog, match_local
 from cpuchat.models.library.places import LocalModel
 
 CATALOG = load_catalog()
 BITS = {
-    "Q4_0": (4.5, 5.5),
-    "Q4_K_M": (4.4, 5.8),
-    "UD-Q4_K_M": (4.4, 5.8),
-    "UD-Q3_K_XL": (3.4, 4.4),
-    "Q2_0_G64": (2.2, 2.4),
-    "UD-Q4_K_XL": (4.3, 5.8),
-    "UD-Q8_K_XL": (4.5, 9.5),
-    "Q8_0": (8.3, 9.2),
-    "MXFP4": (4.0, 5.0),
-    "F16": (5.0, 17.0),
-}
+    "Q4_0": (4.5, 5.5), "Q4_K_M": (4.4, 5.8), "UD-Q4_K_M": (4.4, 5.8), "UD-Q3_K_XL": (3.4, 4.4), "Q2_0_G64": (2.2, 2.4),
+    "UD-Q4_K_XL": (4.3, 5.8), "UD-Q8_K_XL": (4.5, 9.5), "Q8_0": (8.3, 9.2), "MXFP4": (4.0, 5.0), "F16": (5.0, 17.0),
+}  # fmt: skip
 """Bits for a weight that the files of a quantization come to: of gpt-oss even "F16" has its experts in MXFP4,
 and so has DeepSeek V4 in "UD-Q8_K_XL"."""
 SMALL = 1.1
@@ -134,7 +126,7 @@ def test_a_wrong_entry_is_told_by_file_and_key_and_the_others_work(changes: dict
         (b"[[model", "TOML"),
         (b"model = 5", "double brackets"),
         (b"[[models]]\nid = 'mine'", "double brackets"),
-        (b"[[model]]\n" + b"#" * MAX_BYTES, "MiB"),
+        (b"[[model]]\n" + b"#" * (1 << 20), "MiB"),
         (b"model = " + b"[" * 100_000, "TOML"),
     ],
 )

@@ -29,6 +29,10 @@ from tests.support.tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.slow
 
 MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, profile=reading(35e9), source="probe of 2 cores")
+PLANNED = MachineSpec(
+    id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(900),
+    measured=Figure(60),
+)  # fmt: skip
 ENGINE_OPTIONS = [
     LoadOptions(),
     LoadOptions(n_ctx=1234, type_k="f32", type_v="bf16", n_ubatch=128),
@@ -107,12 +111,9 @@ def test_the_sum_is_spelled_out() -> None:
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:
     """The models list and the planner answer the same question: one chat, in the middle of an answer."""
-    here = msgspec.structs.replace(MACHINE, available=900_000_000_000, profile=two_cores())
-    planned = MachineSpec(
-        id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(900),
-        measured=Figure(60), fitted=two_cores(),
-    )  # fmt: skip
-    here = msgspec.structs.replace(here, scalar_types=planned.scalar_types)
+    planned = msgspec.structs.replace(PLANNED, fitted=two_cores())
+    facts = {"available": 900_000_000_000, "profile": two_cores(), "scalar_types": planned.scalar_types}
+    here = msgspec.structs.replace(MACHINE, **facts)
     for entry in load_catalog().models:
         if entry.sizes:
             plan, expected = make_plan(planned, from_catalog(entry), PlannedWorkload()), estimate_entry(entry, here)
@@ -122,13 +123,9 @@ def test_the_catalog_is_predicted_as_it_is_planned() -> None:
 
 
 def test_the_catalog_takes_the_memory_that_is_planned() -> None:
-    planned = MachineSpec(
-        id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(900),
-        measured=Figure(60),
-    )  # fmt: skip
     for entry in load_catalog().models:
         if entry.sizes:
-            plan = make_plan(planned, from_catalog(entry), PlannedWorkload())
+            plan = make_plan(PLANNED, from_catalog(entry), PlannedWorkload())
             assert plan.memory.need == estimate_entry(entry, MACHINE).need, entry.id
             assert "≈" in plan.memory.explained
 

@@ -59,9 +59,8 @@ def test_of_a_known_size_the_share_of_looked_up_tables_is_not_read() -> None:
     found = bytes_read(typical_work(size, "Q4_K_M", params=params, id="gemma-4-e2b-it"), 1)
     assert found == pytest.approx(size * (params - 2.35e9) / params, rel=0.02)
     mixture = typical_work(111.3e9, "UD-Q4_K_XL", params=176e9, active=6 / 176, id="qwen3.8-flash-next")
-    assert bytes_read(mixture, 1) == pytest.approx(
-        111.3e9 * 6 / 176, rel=0.15
-    )  # the table of tokens is not read either
+    # The table of tokens is not read either.
+    assert bytes_read(mixture, 1) == pytest.approx(111.3e9 * 6 / 176, rel=0.15)
 
 
 def test_parts_that_do_not_write_text_are_left_out() -> None:

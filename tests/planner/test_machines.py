@@ -35,8 +35,7 @@ def test_every_figure_has_a_source(machine: MachineSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
-    [("9745", "epyc-9754"), ("toaster", "Known are"), ("ryzen", "ryzen-7950x or ryzen-9950x")],
+    ("wanted", "said"), [("9745", "epyc-9754"), ("toaster", "Known are"), ("ryzen", "ryzen-7950x or ryzen-9950x")]
 )
 def test_unknown_machines_get_the_nearest_names(wanted: str, said: str) -> None:
     with pytest.raises(UsageError, match=r"Unknown machine|ambiguous") as error:

@@ -9,15 +9,12 @@ import pytest
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.costs.model import bytes_read
-from cpuchat.models.catalog import Catalog, load_catalog
+from cpuchat.models.catalog import load_catalog
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.planner.plan import find_model, from_catalog
 from tests.support.stores import ollama
 
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return load_catalog()
+CATALOG = load_catalog()
 
 
 @pytest.mark.parametrize(
@@ -26,8 +23,8 @@ def catalog() -> Catalog:
      ("30b-a3b", "qwen3-30b-a3b-instruct-2507"), ("0.5b", "qwen2.5-0.5b-instruct")],
 )  # fmt: skip
 @pytest.mark.parametrize("quantization", ["Q4_K_M", "Q8_0"])
-def test_the_catalog_gives_about_what_a_header_gives(catalog: Catalog, shape: str, id: str, quantization: str) -> None:
-    exact, rough = find_model(f"{shape}:{quantization}", catalog), find_model(f"{id}:{quantization}", catalog)
+def test_the_catalog_gives_about_what_a_header_gives(shape: str, id: str, quantization: str) -> None:
+    exact, rough = find_model(f"{shape}:{quantization}", CATALOG), find_model(f"{id}:{quantization}", CATALOG)
     assert exact.exact
     assert not rough.exact
     assert rough.kv_rows == pytest.approx(exact.kv_rows)
@@ -36,8 +33,8 @@ def test_the_catalog_gives_about_what_a_header_gives(catalog: Catalog, shape: st
         assert bytes_read(rough.work, n, 1000) == pytest.approx(bytes_read(exact.work, n, 1000), rel=0.1)
 
 
-def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
-    for entry in catalog.models:
+def test_every_model_of_the_catalog_can_be_planned() -> None:
+    for entry in CATALOG.models:
         model = from_catalog(entry)
         assert model.size > 0
         assert model.work.weight_bytes <= 1.01 * model.size
@@ -48,22 +45,22 @@ def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
     ("wanted", "quantization"),
     [("70B:Q8_0", "Q8_0"), ("qwen3-8b:f16", "F16"), ("gpt-oss-20b", "MXFP4"), ("llama 3.3 70b:Q5_K_M", "Q5_K_M")],
 )
-def test_names_with_quantizations(catalog: Catalog, wanted: str, quantization: str) -> None:
-    assert find_model(wanted, catalog).quantization == quantization
+def test_names_with_quantizations(wanted: str, quantization: str) -> None:
+    assert find_model(wanted, CATALOG).quantization == quantization
 
 
-def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_file_counts_by_its_header(tmp_path: Path) -> None:
     file = write_model(tmp_path / "my small model.gguf", "tiny", "Q8_0")
-    model = find_model(str(file), catalog)
+    model = find_model(str(file), CATALOG)
     assert model.exact
     assert model.quantization == "Q8_0"
     assert model.size < file.stat().st_size
     ollama(tmp_path, "mine:1.5b", file)
     here = with_changes(Settings(), {"model": {"folders": [str(tmp_path)]}})
     for name in ("mine:1.5b", "mine"):
-        assert find_model(name, catalog, here).size == model.size
+        assert find_model(name, CATALOG, here).size == model.size
     file.rename(tmp_path / "tiny.gguf")
-    assert find_model("tiny", catalog, here).quantization == "Q8_0"
+    assert find_model("tiny", CATALOG, here).quantization == "Q8_0"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,7 @@ def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
         ("llama-3", "ambiguous", "more"),
     ],
 )
-def test_unknown_models_get_the_nearest_names(catalog: Catalog, wanted: str, message: str, hint: str) -> None:
+def test_unknown_models_get_the_nearest_names(wanted: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        find_model(wanted, catalog)
+        find_model(wanted, CATALOG)
     assert hint in error.value.hint

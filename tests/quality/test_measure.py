@@ -32,7 +32,7 @@ TEXTS = (
 
 
 def measurement(*others: Path, texts: tuple[Text, ...] = TEXTS) -> QualityMeasurement:
-    return QualityMeasurement(Q8, others or (Q4,), texts, engine="test", n_ctx=256)
+    return QualityMeasurement(Q8, others or (Q4,), texts, n_ctx=256)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def here() -> Placement:
 @pytest.fixture(scope="module")
 def whole(here: Placement, tmp_path_factory: pytest.TempPathFactory) -> QualityMeasurement:
     """A measurement that ran to its end."""
-    found = measurement()
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("CONFIG", "DATA", "CACHE"):
             patch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path_factory.getbasetemp() / "whole"))
+        found = measurement()
         asyncio.run(found.run(here))
     return found
 
@@ -93,7 +93,6 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
     assert 2 <= len(measured) < whole.progress.total
 
     resumed = measurement()
-    resumed.restore()
     assert set(resumed.comparisons[0].windows) == measured
     new: list[int] = []
     await resumed.run(here, lambda progress: new.append(progress.done))

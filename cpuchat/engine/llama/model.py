@@ -50,7 +50,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory, state_bytes
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
-from cpuchat.models.heads import HeadKind, is_own, shares_cores, title, usable_layers
+from cpuchat.models.heads import HeadKind, is_own, title, usable_layers
 from cpuchat.models.ollama import file_name, ollama_name
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work
@@ -131,7 +131,8 @@ def _not_parallel(header: GGUFHeader, options: LoadOptions) -> str:
         return "llama.cpp cannot evaluate recurrent states of several answers in one pass that is the same as alone"
     if options.draft_path:
         with contextlib.suppress(CpuchatError):  # without it, which the load will say
-            if shares_cores(header.path, Path(options.draft_path)):
+            draft = Path(options.draft_path)
+            if is_own(header.path, draft) or read_model(draft).is_head:
                 return "a draft head follows one answer"
     return ""
 

@@ -24,13 +24,7 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, TooSlow
 from cpuchat.base.line_process import LineOutput
-from cpuchat.models.downloads.hf_cache import (
-    CachedFile,
-    check_space,
-    size_of,
-    update_main,
-    write_error,
-)
+from cpuchat.models.downloads.hf_cache import CachedFile, check_space, size_of, update_main, write_error
 from cpuchat.models.downloads.state import Download, DownloadProgress
 from cpuchat.models.hub import errors
 from cpuchat.models.hub.client import BrokenResponse, WrongResponse, pieces

@@ -46,12 +46,6 @@ class _Entry:
         self.process: LineProcess[Download] | None = None
         self.settled = asyncio.Event()
 
-    def stop(self) -> None:
-        """End its process, if there is one; whatever has arrived is on the disk."""
-        if self.task is not None and self.process is not None:
-            self.stopped = True
-            self.task.cancel()
-
 
 class Downloads:
     """Manages downloads. Use it from one event loop; nothing here blocks on the network or the disk for long.
@@ -191,9 +185,12 @@ class Downloads:
         self._write_journal(entry)
 
     def _end(self, entry: _Entry) -> None:
-        entry.stop()
+        """End its process, if there is one; whatever has arrived is on the disk."""
         if entry.task is None:
             self._settle(entry)
+        elif entry.process is not None:
+            entry.stopped = True
+            entry.task.cancel()
 
     def _launch(self) -> None:
         """Start as many of the queued downloads as may run."""
@@ -240,7 +237,9 @@ class Downloads:
                 while entry.wanted == "run" and entry.download.state in RUNNING:
                     await self._follow(entry, entry.process)
         except DownloadFailed as error:
-            self._fail(entry, error)
+            done, hint = self._bytes_here(order), "Resume to continue from the partial file."
+            values = {"code": error.code, "message": error.message, "hint": hint}
+            entry.download = replace(entry.download, state="failed", done=done, **values)
         finally:
             entry.process = None
 
@@ -272,11 +271,6 @@ class Downloads:
             speed = (download.done - readings[0][1]) / (now - readings[0][0])
         left = (download.total - download.done) / speed if speed else None
         self._update(entry, replace(download, speed=speed, seconds_left=left))
-
-    def _fail(self, entry: _Entry, error: DownloadFailed) -> None:
-        values = {"code": error.code, "message": error.message, "hint": "Resume to continue from the partial file."}
-        done = self._bytes_here(entry.download.order)
-        entry.download = replace(entry.download, state="failed", done=done, **values)
 
     def _settle(self, entry: _Entry) -> None:
         """Publish the last state after its process has ended, unless it is wanted again."""

@@ -6,8 +6,7 @@ fill in the results. `gain` predicts the speed-up from a draft model before it i
 Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
 E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
 CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model, the latest that the
-engine kept. Other costs are not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 %
-lower.
+engine kept. Other costs are not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
 """
 
 from __future__ import annotations
@@ -299,11 +298,8 @@ def candidates(
             listed.append(
                 DraftCandidate.of_file(model, entry=id, named=draft in wanted, expected=expected, same_model=same)
             )
-    there = {candidate.entry for candidate in listed}
-    limit = max_read(target)
-    for draft in wanted:
-        if draft.id not in there:
-            listed.append(_on_hub(draft, judged, limit))
+    there, limit = {candidate.entry for candidate in listed}, max_read(target)
+    listed += [_on_hub(draft, judged, limit) for draft in wanted if draft.id not in there]
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: DraftCandidate) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from cpuchat.base.errors import CpuchatError, DraftMismatch
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import Settings
-from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
+from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.drafts.candidates import (
     INCLUDED,
     UNKNOWN,
@@ -72,12 +72,7 @@ AUTO = ("", "auto")
 
 
 def choose_draft(
-    target: Path,
-    wanted: str,
-    library: Library,
-    *,
-    strict: bool = True,
-    measured_only: bool = False,
+    target: Path, wanted: str, library: Library, *, strict: bool = True, measured_only: bool = False
 ) -> tuple[Path | None, str]:
     """Return the draft model for `target`, and a note for the user ("" for none).
 
@@ -89,10 +84,8 @@ def choose_draft(
             made with another target in mind.
         measured_only: as of `own_draft`.
 
-    Raises:
-        DraftMismatch: the wanted model does not fit.
-        ModelNotFound, ModelDamaged: it does not exist or cannot be read.
-    """
+    Raises DraftMismatch: the wanted model does not fit; ModelNotFound, ModelDamaged: it does not exist or cannot be
+    read."""
     wanted = wanted.strip()
     if wanted == NO_DRAFT:
         return None, ""
@@ -148,15 +141,9 @@ class DraftChoice(msgspec.Struct, frozen=True):
 def draft_of_settings(
     target: Path, settings: Settings, library: Library, *, strict: bool, calibrate: bool
 ) -> DraftChoice:
-    """Return the draft model for `target` by the settings.
-
-    Args:
-        strict: as of `choose_draft`.
-        calibrate: False: what passes cost is not measured, and a draft model that would need it is not taken.
-
-    Raises:
-        DraftMismatch, ModelNotFound, ModelDamaged, OSError: `strict`, and it cannot be used.
-    """
+    """Return the draft model for `target` by the settings. `calibrate`: False: what passes cost is not measured, and a
+    draft model that would need it is not taken. Raises DraftMismatch, ModelNotFound, ModelDamaged, OSError: `strict`
+    (as of `choose_draft`), and it cannot be used."""
     section, wanted = settings.speculation, settings.speculation.wanted_draft
     measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
     try:
@@ -177,14 +164,8 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
 
     For a demo model, that of the package. For others the head that it contains, else the first that the catalog names
     for it, is downloaded, has the same vocabulary, and reads little enough per token. The depth controller keeps it
-    from slowing answers down.
-
-    Args:
-        measured_only: except for demo models, only one whose cost beside this target is known.
-
-    Raises:
-        ModelNotFound, ModelDamaged: the target cannot be read, or the draft of the demo models is missing.
-    """
+    from slowing answers down. `measured_only`: except for demo models, only one whose cost beside this target is known.
+    Raises ModelNotFound, ModelDamaged: the target cannot be read, or the draft of the demo models is missing."""
     if is_demo(target):
         draft = library.resolve("demo-draft")
         return (draft, "") if check_files(target, draft).ok else (None, "")
@@ -194,27 +175,25 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     costs = target_costs(target) if measured_only else UNKNOWN
     if measured_only and not costs.draft_ms:
         return None, ""
-    catalog = load_catalog()
-    entry = match_local(catalog, header)
-    named = named_drafts(header, entry, library, catalog, beside=target) if entry is not None else []
+    model, named = named_drafts(header, library, beside=target)
     for one in named:
         if one.path is None or (measured_only and not measured_draft_ms(costs, one.path)):
             continue
-        if entry is not None and check(one, header).fits:
+        if check(one, header).fits:
             name = _title(one.name, one.quantization)
-            return one.path, f"Draft model: {name}, recommended by the catalog for {clean_line(entry.name)}."
+            return one.path, f"Draft model: {name}, recommended by the catalog for {clean_line(model)}."
     return None, ""
 
 
-def named_drafts(
-    target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog, beside: Path | None = None
-) -> list[DraftCandidate]:
-    """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough and have a SIMD
-    kernel; of those here, the ones in the folder of the file `beside`, too."""
-    if not entry.drafts:  # saves reading the library
-        return []
+def named_drafts(target: GGUFHeader, library: Library, beside: Path | None = None) -> tuple[str, list[DraftCandidate]]:
+    """Return the name that the catalog has for `target`, and the drafts that it names for it, if they are small enough
+    and have a SIMD kernel; of those here, the ones in the folder of the file `beside`, too."""
+    catalog = load_catalog()
+    entry = match_local(catalog, target)
+    if entry is None or not entry.drafts:  # saves reading the library
+        return "", []
     limit, found = max_read(target), candidates(target, library.local_models(beside), catalog)
-    return [one for one in found if one.named and one.size <= limit and not one.expected.scalar_type]
+    return entry.name, [one for one in found if one.named and one.size <= limit and not one.expected.scalar_type]
 
 
 def _title(name: str, quantization: str) -> str:
@@ -244,10 +223,7 @@ def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | 
         return None
     if usable_layers(target):
         return PlannedDraft(target, title("mtp"))
-    catalog = load_catalog()
-    entry = match_local(catalog, target)
-    found = named_drafts(target, entry, library, catalog) if entry is not None else []
-    for one in sorted(found, key=lambda one: one.where != "here"):
+    for one in sorted(named_drafts(target, library)[1], key=lambda one: one.where != "here"):
         with contextlib.suppress(CpuchatError):
             header = header_of(one, hub)
             if header is not None and check_pair(target, header).ok:
@@ -263,10 +239,7 @@ def local_heads(
     target: GGUFHeader, here: Iterable[LocalModel], costs: TargetCosts = UNKNOWN, machine: Machine | None = None
 ) -> list[DraftCandidate]:
     """Return the MTP layers of the target itself, then the head files on this machine, unchecked. Reads headers.
-
-    Args:
-        costs, machine: as of `candidates`.
-    """
+    `costs`, `machine`: as of `candidates`."""
     listed: list[DraftCandidate] = []
     if usable_layers(target):
         expected = expected_pair(target, target, costs, machine)

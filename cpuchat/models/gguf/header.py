@@ -26,15 +26,10 @@ from cpuchat.models.ollama import is_content, ollama_name
 _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
 # general.type (GGUFType of gguf-py) of files used with a model
-_COMPANIONS = {
-    "mmproj": "a multimodal projector",
-    "adapter": "a LoRA adapter",
-    "imatrix": "an importance matrix",
-}
-_HEAD = "a draft head"
+_COMPANIONS = {"mmproj": "a multimodal projector", "adapter": "a LoRA adapter", "imatrix": "an importance matrix"}
 _FORMAT = re.compile(r"[\s_-]+gguf$", re.IGNORECASE)
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-(?P<of>of)-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
-_MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
+MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
 
 
 class GGUFHeader(Parsed, frozen=True):
@@ -100,6 +95,11 @@ class GGUFHeader(Parsed, frozen=True):
     def size(self) -> int:
         """Return bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Return the bits per weight over all tensors; 0 when there are none."""
+        return 8 * self.size / max(self.n_params, 1)
 
     @property
     def n_ctx_train(self) -> int:
@@ -198,7 +198,7 @@ class GGUFHeader(Parsed, frozen=True):
         if self.is_projector:
             return _COMPANIONS.get(self.text("general.type"), _COMPANIONS["mmproj"])
         if self.is_head:
-            return _HEAD
+            return "a draft head"
         return "" if self.tensors else "a vocabulary without weights"
 
 
@@ -245,7 +245,7 @@ def model_files(path: Path) -> list[Path]:
     """Return all files of a model by the path of one of them, whether they exist or not: those beside it or, where more
     of them are, those beside what a link leads to."""
     found, linked = files_beside(path), path
-    for _ in range(_MAX_LINKS):
+    for _ in range(MAX_LINKS):
         if (len(found) > 1 and _n_here(found) == len(found)) or not linked.is_symlink():
             break
         target = linked.parent / linked.readlink()

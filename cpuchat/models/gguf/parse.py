@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
@@ -75,7 +74,8 @@ STRING = 8
 """GGUF value type of strings: a length (u64) and UTF-8."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF value type -> struct code; 7 is bool."""
-_array_u64 = struct.Struct("<Q").unpack_from
+_u32 = struct.Struct("<I").unpack_from
+_u64 = struct.Struct("<Q").unpack_from
 
 
 class LazyArray(Sequence[Any]):
@@ -121,7 +121,7 @@ class LazyArray(Sequence[Any]):
                 return False
             at = 0
             for _ in range(start):
-                at += 8 + _array_u64(array._raw, at)[0]
+                at += 8 + _u64(array._raw, at)[0]
             tails.append(array._raw[at:])
         short, long = sorted(tails, key=len)
         return long.startswith(short)
@@ -185,9 +185,7 @@ class FileSource:
     def __enter__(self) -> FileSource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._handle)
 
 
@@ -249,8 +247,6 @@ _MAX_VERSIONS = 100
 _INCONSISTENT = "Compare it with its checksum (`cpuchat models verify`), or choose another file of this model."
 _CHUNK = 1 << 20
 _ARRAY = 9
-_u32 = struct.Struct("<I").unpack_from
-_u64 = struct.Struct("<Q").unpack_from
 
 
 class Parsed(msgspec.Struct, frozen=True):

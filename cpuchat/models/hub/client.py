@@ -195,10 +195,7 @@ def pieces(
     """Yield the content of a file from `offset` to `end` (default: its end), never more, in one request.
 
     Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
-    Authorization header on only within the host and port that it was meant for.
-
-    Args:
-        limits: those of `http.ResponseLimits`.
+    Authorization header on only within the host and port that it was meant for. `limits`: of `http.ResponseLimits`.
 
     Raises:
         BrokenResponse: a web page.

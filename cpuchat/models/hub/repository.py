@@ -106,8 +106,7 @@ class Repository(RepositoryFacts, frozen=True, kw_only=True):
 
 
 _REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)  # the rules of validate_repo_id
-_SHA1 = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9a-f]+")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM\d|LPT\d)(\.|$)", re.IGNORECASE)  # Windows: names of devices
 _MAX_PART = 255  # bytes of one name on every usual file system
 _MAX_PATH = 1024
@@ -119,13 +118,9 @@ def is_repo(text: object) -> bool:
     return isinstance(text, str) and _REPO.fullmatch(text) is not None
 
 
-def is_sha1(text: object) -> bool:
-    """Return whether it is a git hash, of a commit or a small file."""
-    return isinstance(text, str) and _SHA1.fullmatch(text) is not None
-
-
-def is_sha256(text: object) -> bool:
-    return isinstance(text, str) and _SHA256.fullmatch(text) is not None
+def is_hash(text: object, *n_digits: int) -> bool:
+    """Return whether it is a hash in hex digits: 40 of git's, of a commit or a small file, or 64 of SHA-256."""
+    return isinstance(text, str) and len(text) in n_digits and _HASH.fullmatch(text) is not None
 
 
 def is_size(value: object) -> bool:
@@ -138,11 +133,11 @@ def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
     is malformed; HubError: a file has an unsafe name, no hash, or no size."""
     if not is_repo(repo):
         raise UsageError(f"{repo!r} is not a repository name.", "Write it as OWNER/NAME.")
-    if not is_sha1(revision):
+    if not is_hash(revision, 40):
         raise UsageError(f"{revision!r} is not a commit hash.", "Refresh the repository.")
     for file in files:
         safe_path(file.path)
-        if not (is_sha1(file.etag) or is_sha256(file.etag)) or not is_size(file.size):
+        if not is_hash(file.etag, 40, 64) or not is_size(file.size):
             raise HubError(f"Hugging Face publishes no hash or size for {file.path}.", "Choose another file.")
 
 
@@ -175,16 +170,11 @@ def choose_repo_model(repository: Repository, wanted: str = "", *, heads: bool =
     """Return the model that `wanted` names: a quantization, a model's or a file's name; "" is the usual trade-off.
 
     A quantization without its prefix finds `UD-` and `QAT-` forms when there is no plain one. Of several models of
-    the same quantization, the largest outside of folders is meant: the others belong to it.
-
-    Args:
-        heads: the name of a draft head is one, too.
-
-    Raises:
-        NotOnHub: there is no such model; the hint lists those there are.
-    """
+    the same quantization, the largest outside of folders is meant: the others belong to it. `heads`: the name of a
+    draft head is one, too. Raises NotOnHub: there is no such model; the hint lists those there are."""
     listed = loadable(repository.models)
     models = usual_first(listed)
+    available = f"Available: {', '.join(dict.fromkeys(clean_line(one.quantization or one.name) for one in listed))}."
     if models and not wanted:
         return models[0]
     for model in models:
@@ -197,8 +187,7 @@ def choose_repo_model(repository: Repository, wanted: str = "", *, heads: bool =
         if wanted.lower() in _names(model) - {model.quantization.lower()} and model.kind != "model":
             if heads and model.kind == "head" and model.complete:
                 return model
-            there = ", ".join(dict.fromkeys(clean_line(one.quantization or one.name) for one in listed))
-            raise NotOnHub(f"{clean_line(model.name)} is {KINDS[model.kind]}, not a model.", f"Available: {there}.")
+            raise NotOnHub(f"{clean_line(model.name)} is {KINDS[model.kind]}, not a model.", available)
     if not models:
         kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
         others = ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
@@ -206,8 +195,7 @@ def choose_repo_model(repository: Repository, wanted: str = "", *, heads: bool =
             f"{repository.id} has no GGUF model{f', only {others}' if others else ''}.",
             f"See `cpuchat models search {repository.id.rpartition('/')[2]}`.",
         )
-    there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
-    raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"Available: {there}.")
+    raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", available)
 
 
 def loadable(models: Iterable[RepoModel]) -> list[RepoModel]:
@@ -249,7 +237,7 @@ def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
 
 def repository_of(info: ModelInfo, newest_at: float = 0.0) -> Repository:
     """Return a repository with its models; `newest_at` see there. Raises HubError: its id or commit is invalid."""
-    if not is_repo(info.id) or not is_sha1(info.sha):
+    if not is_repo(info.id) or not is_hash(info.sha, 40):
         raise invalid_response()
     files, problems = _files(info.siblings or [])
     return Repository(
@@ -278,7 +266,7 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
             large = sibling.lfs
             size = large.size if large is not None else sibling.size
             hashes = {"git_sha1": sibling.blob_id or ""} if large is None else {"sha256": large.sha256}
-            if is_size(size) and (is_sha1(sibling.blob_id) if large is None else is_sha256(large.sha256)):
+            if is_size(size) and (is_hash(sibling.blob_id, 40) if large is None else is_hash(large.sha256, 64)):
                 files.append(HubFile(path=path, size=size or 0, **hashes))
                 if len(files) == _MAX_FILES:
                     problems.insert(0, f"Only the first {_MAX_FILES:,} model files are listed.")
@@ -294,11 +282,9 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
 
 
 def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:
-    """Return the GGUF models among a repository's files, the smallest first; all parts of a split one are one model."""
+    """Return the models in these GGUF files, the smallest first; all parts of a split one are one model."""
     groups: dict[tuple[str, int], dict[int, HubFile]] = {}
     for file in files:
-        if not file.path.lower().endswith(_SUFFIX):
-            continue
         stem, number, count = file.path[: -len(_SUFFIX)], 1, 1
         part = _PART.match(stem)
         if part is not None:

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from cpuchat.hardware.numa.residency import mapped_by
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.gguf.header import files_beside
+from cpuchat.models.gguf.header import MAX_LINKS, files_beside
 from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
 from cpuchat.models.ollama import file_name
 
@@ -199,8 +199,7 @@ def _tidy(root: Path) -> None:
     """Remove empty folders of a repository, and references to revisions that no longer exist.
 
     Such a reference makes other programs call the whole repository corrupted. What cannot be removed stays, and so does
-    what links lead to out of `root`.
-    """
+    what links lead to out of `root`."""
 
     def files(folder: Path) -> list[Path]:
         found = [Path(base, name) for base, _, names in os.walk(folder) for name in names]
@@ -233,33 +232,32 @@ Progress = Callable[[int, int], None]
 
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _CHUNK = 4 << 20
-_MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
+class Verification(NamedTuple):
     """The result of a check; `words` explain it. "unchecked": there is no checksum to compare with."""
 
-    model: LocalModel
     state: Literal["verified", "damaged", "unchecked"]
     words: str
 
 
-def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verified", "damaged", "unchecked"], str]:
+def check_content(parts: list[Path], progress: Progress) -> Verification:
     """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast. Raises
     ModelDamaged: a file is missing or cannot be read."""
     try:
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)
         if not all(announced):
-            return "unchecked", "no checksum known: neither a cache nor a download keeps one of it here"
+            return Verification("unchecked", "no checksum known: neither a cache nor a download keeps one of it here")
         done = 0
         for part, wanted in zip(parts, announced, strict=True):
             if file_digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
-                return "damaged", f"{part.name} is damaged: its checksum differs from the published one."
+                words = f"{part.name} is damaged: its checksum differs from the published one."
+                return Verification("damaged", words)
             done += part.stat().st_size
     except OSError as error:
         raise ModelDamaged(f"Cannot read {error.filename}: {error.strerror}.", "Check the disk.") from None
-    return "verified", f"{'SHA-256' if len(announced[0]) == 64 else 'git hash'} matches"
+    return Verification("verified", f"{'SHA-256' if len(announced[0]) == 64 else 'git hash'} matches")
 
 
 def _announced(part: Path) -> str:
@@ -267,7 +265,7 @@ def _announced(part: Path) -> str:
 
     The cache of Hugging Face, and Ollama's, name a content by it; `hf download --local-dir` keeps it beside the file.
     """
-    for _ in range(_MAX_LINKS):
+    for _ in range(MAX_LINKS):
         root = next((one for one in part.parents if one.name.startswith("models--")), None)
         if root is not None and not part.is_symlink():  # or a copy of the content
             part = next((content for content, found in links(root).items() if part in found), part)
@@ -287,8 +285,7 @@ def _announced(part: Path) -> str:
 
 def content_sha256(path: Path) -> str:
     """Return the SHA-256 of a file: as it was published where that is known, else computed once and kept. Raises
-    ModelDamaged: it cannot be read.
-    """
+    ModelDamaged: it cannot be read."""
     try:
         if len(known := _announced(path)) == 64:
             return known
@@ -304,8 +301,7 @@ def content_sha256(path: Path) -> str:
 
 def file_digest(path: Path, wanted: str, progress: Callable[[int], None]) -> str:
     """Return the hash of a file in hex digits, of the kind of `wanted`: SHA-256, else git's blob hash (SHA-1 over
-    `blob SIZE\\0` and the content). 1 GB takes 0.6 s. Raises OSError.
-    """
+    `blob SIZE\\0` and the content). 1 GB takes 0.6 s. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256() if len(wanted) == 64 else hashlib.sha1(b"blob %d\0" % size)

@@ -132,11 +132,7 @@ class Library:
 
     def in_folder(self, folder: Path) -> list[LocalModel]:
         """Return the models below `folder`, which need not be one of the user's: of very many, some."""
-        found = [
-            self._summaries.model(place) for place in itertools.islice(folder_places(folder, _MAX_FOLDERS), _MAX_BELOW)
-        ]
-        self._summaries.save()
-        return [model for model in found if model is not None]
+        return self._summaries.models(itertools.islice(folder_places(folder, _MAX_FOLDERS), _MAX_BELOW))
 
     def opened(self, path: Path) -> None:
         """Record that `path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
@@ -147,18 +143,14 @@ class Library:
 
     def local_models(self, beside: Path | None = None) -> list[LocalModel]:
         """Return all models: demo first, then the cache, then folders, then those in the folder of the model `beside`,
-        wherever that is; damaged ones included.
-        """
-        self._summaries.refresh()
-        found = [self._summaries.model(place) for place in self.places(beside)]
-        self._summaries.save()
+        wherever that is; damaged ones included."""
         known = usages()
-        models = [(model, usage_of(known, model_files(model.path))) for model in found if model is not None]
+        models = [(one, usage_of(known, model_files(one.path))) for one in self._summaries.models(self.places(beside))]
         return [
             msgspec.structs.replace(
-                model, last_used=known.used, measured_tok_s=known.plain_tok_s, drafted_tok_s=known.drafted_tok_s
+                model, last_used=usage.used, measured_tok_s=usage.plain_tok_s, drafted_tok_s=usage.drafted_tok_s
             )
-            for model, known in models
+            for model, usage in models
         ]
 
     def resolve(self, spec: str) -> Path:
@@ -230,10 +222,7 @@ class Library:
     def _models_named(self, words: list[str]) -> list[LocalModel]:
         if not words:
             return []
-        self._summaries.refresh()
-        found = [self._summaries.model(place) for place in self.places()]
-        self._summaries.save()
-        return [model for model in found if model is not None and is_named(model, words)]
+        return [model for model in self._summaries.models(self.places()) if is_named(model, words)]
 
     def _quantization_of(self, repo: str, places: list[LocalFile], quant: str | None) -> Path:
         """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
@@ -260,13 +249,12 @@ class Library:
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
         """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.
 
-        The result is remembered while the files stay unchanged: `local_models` marks damaged ones.
-        """
+        The result is remembered while the files stay unchanged: `local_models` marks damaged ones."""
         parts = model_files(model.path)
         try:
             state, words = check_content(parts, progress)
         except ModelDamaged as error:
-            return Verification(model=model, state="damaged", words=model.damaged or error.message)
+            return Verification("damaged", model.damaged or error.message)
         if state != "unchecked":
             self._summaries.set_checksum_error(parts, words if state == "damaged" else None)
             self._summaries.save()
@@ -274,7 +262,7 @@ class Library:
         # By its header, or a partial download; what the engine cannot run is intact, as a head is.
         if state != "damaged" and now is not None and now.damaged and now.state != "head":
             state, words = (state, f"{words}; {now.damaged}") if now.unsupported else ("damaged", now.damaged)
-        return Verification(model=model, state=state, words=words)
+        return Verification(state, words)
 
     def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:
         """Plan the deletion of `model`, for `delete`. `in_use` are the files of loaded models: they stay."""

@@ -58,8 +58,7 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     `n_params_active` are the parameters that one token uses: all of them, except for experts that it is not sent to.
     `work` is that of its passes. A "head" only predicts further tokens for a model in
     another file. `damaged`: what is wrong with it, or why it cannot be loaded; `unsupported`: it is intact, but the
-    engine cannot run it. `name` "": not a language model.
-    """
+    engine cannot run it. `name` "": not a language model."""
 
     name: str = ""
     architecture: str = ""
@@ -85,8 +84,7 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     such as `qwen2.5-coder:7b` of Ollama, "" for most.
 
     `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
-    last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
-    """
+    last reached here, `drafted_tok_s` an answer with drafts (0: not measured)."""
 
     path: Path
     source: Source
@@ -122,8 +120,7 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted.
 
     `alias` is the name that Ollama lists (`qwen2.5-coder:7b`), or that of a demo model; `repo` "owner/name" on Hugging
-    Face, where that is known. Of Ollama's, the file may be missing.
-    """
+    Face, where that is known. Of Ollama's, the file may be missing."""
 
     path: Path
     source: Source
@@ -368,9 +365,8 @@ class _Settings(msgspec.Struct):
 
 def ollama_stores() -> list[Path]:
     """Return the folders that may hold manifests and blobs, whether they exist or not."""
-    named = os.environ.get("OLLAMA_MODELS")
-    folders = [paths.expanded(named)] if named else [paths.expanded("~/.ollama/models")]
-    return [*folders, *_moved_by_systemd(), *map(Path, _OLLAMA_SERVICES)]
+    own = paths.expanded(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models")
+    return [own, *_moved_by_systemd(), *map(Path, _OLLAMA_SERVICES)]
 
 
 def _moved_by_systemd() -> list[Path]:
@@ -449,8 +445,6 @@ def unavailable(chosen: Iterable[str | Path] = ()) -> list[str]:
 
 
 _VERSION = 100 * COST_MODEL + 10
-_MAX_ENTRIES = 5_000
-_MAX_BYTES = 8 << 20
 _MAX_NAME = 200
 
 
@@ -465,15 +459,16 @@ class SummaryCache:
     """Summaries of the model files of this machine, in `library.json` of the cache folder."""
 
     def __init__(self) -> None:
-        self._cache = JsonCache(
-            paths.library_file(), _Cached, version=_VERSION, max_entries=_MAX_ENTRIES, max_bytes=_MAX_BYTES
-        )
+        self._cache = JsonCache(paths.library_file(), _Cached, version=_VERSION, max_entries=5_000, max_bytes=8 << 20)
         self._known: dict[str, _Cached] = {}
         self._new: dict[str, _Cached] = {}
 
-    def refresh(self) -> None:
-        """Read what other programs have cached."""
+    def models(self, places: Iterable[LocalFile]) -> list[LocalModel]:
+        """Return the models at these places, with what other programs have cached; what is new is written."""
         self._known |= self._cache.read()
+        found = [self.model(place) for place in places]
+        self.save()
+        return [model for model in found if model is not None]
 
     def model(self, place: LocalFile) -> LocalModel | None:
         """Return the model at `place`; None when it is something else, such as the image part of one."""

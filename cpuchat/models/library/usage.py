@@ -47,27 +47,18 @@ def loaded(models: Iterable[Path]) -> None:
 
 def answered(model: ModelInfo, timings: Timings, memory: str = "") -> bool:
     """Record the speed of an answer of `model`, what its passes cost, and that memory is faster than was measured.
-    Answers of a few tokens say nothing, and those of servers nothing about this engine here.
-
-    Args:
-        memory: the worker's memory policy, in the words of `mempolicy`.
-
-    Returns:
-        whether more was read than the known read bandwidth, which is raised then.
-    """
+    Answers of a few tokens say nothing, and those of servers nothing about this engine here. `memory`: the worker's
+    memory policy, in the words of `mempolicy`. Returns whether more was read than the known read bandwidth, which is
+    raised then."""
     rate = timings.predicted_per_second
     if rate is None or timings.predicted_n < MIN_TOKENS or model.server:
         return False
-    figures = timings.speculation
-    plain = rate
+    changes = {"plain_tok_s": rate}
     if timings.draft_n:
-        plain = 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else 0.0
-    changes: dict[str, float] = {}
-    if (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT:  # else the rates tell of other programs
-        if timings.draft_n:
-            changes["drafted_tok_s"] = rate
-        if plain:
-            changes["plain_tok_s"] = plain
+        plain_ms = timings.speculation.plain_ms if timings.speculation is not None else 0.0
+        changes = {"drafted_tok_s": rate} | ({"plain_tok_s": 1e3 / plain_ms} if plain_ms else {})
+    if (timings.cpu_wait or 0.0) > MAX_CPU_WAIT:  # the rates tell of other programs
+        changes = {}
     key = _change(Path(model.path), lambda usage: msgspec.structs.replace(usage, **changes))
     CostLog(model.cpus, memory).answered(model, timings, key)
     known = peak.with_peak(model, memory)

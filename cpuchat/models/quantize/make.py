@@ -39,8 +39,7 @@ _TICK_SECONDS = 0.25
 class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Quantizing `source` to `out`. `matrices`: whose types are chosen. `threads` 0: one per core.
 
-    `requantize` allows a source that is quantized below Q8_0, `force` overwriting `out`.
-    """
+    `requantize` allows a source that is quantized below Q8_0, `force` overwriting `out`."""
 
     source: Path
     out: Path

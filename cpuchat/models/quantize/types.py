@@ -157,11 +157,7 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: 
     stem = re.sub(r"[/:]+", "-", known_as(source.path))
     if split_parts(source.path):
         stem = stem.rpartition("-of-")[0].rpartition("-")[0]
-    old = source.quantization
-    for separator in ("-", ".", "_"):
-        if old and stem.upper().endswith(separator + old.upper()):
-            stem = stem[: -len(old) - 1]
-            break
+    stem = re.sub(rf"[-._]{re.escape(source.quantization)}\Z", "", stem, flags=re.IGNORECASE)
     for matrix, own in msgspec.structs.asdict(matrices).items():
         stem += f"-{matrix}-{own}" if own else ""
     return folder / f"{stem}-{kind.name}.gguf"
@@ -170,8 +166,7 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: 
 def suggested_folder(source: Path, library: Library) -> Path:
     """Return the folder of `source` if it is the user's, else the first writable folder of the library.
 
-    Nothing is put into a cache or the package.
-    """
+    Nothing is put into a cache or the package."""
     kept = any(is_inside(source.parent, place) for place in (library.cache, paths.demo_dir()))
     places = [*([] if kept else [source.parent]), *library.folders]
     return next((place for place in places if is_folder(place, os.W_OK | os.X_OK)), paths.made_models_dir())
@@ -279,8 +274,7 @@ class Forecast(msgspec.Struct, frozen=True):
     """The file that `type` would give. `header` is its header, for predicting fit and speed.
 
     `file_size` in bytes, exact to a few hundred. `lossy`: types of tensors that are already quantized below Q8_0 and
-    would be quantized again.
-    """
+    would be quantized again."""
 
     type: QuantType
     header: GGUFHeader
@@ -289,11 +283,6 @@ class Forecast(msgspec.Struct, frozen=True):
     @property
     def file_size(self) -> int:
         return self.header.file_size
-
-    @property
-    def bits(self) -> float:
-        """Bits per weight."""
-        return 8 * self.header.size / max(self.header.n_params, 1)
 
 
 class SpeedHere(NamedTuple):

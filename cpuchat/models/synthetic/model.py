@@ -74,10 +74,9 @@ def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
     """Return the shape of that name, with another number of layers if given. Raises UsageError: no such name, or no
     layers."""
     if isinstance(shape, str):
-        found = SHAPES.get(shape.lower())
-        if found is None:
+        if shape.lower() not in SHAPES:
             raise UsageError(f"Unknown shape {shape!r}.", f"Choose one of {', '.join(SHAPES)}.")
-        shape = found
+        shape = SHAPES[shape.lower()]
     if layers is not None:
         if layers < 1:
             raise UsageError(f"Invalid number of layers: {layers}.", "Use at least 1.")

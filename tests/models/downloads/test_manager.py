@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,14 @@ class Watched:
         return [state for n, state in enumerate(states) if n == 0 or states[n - 1] != state]
 
 
+@pytest.fixture
+async def watched(site: Site) -> AsyncIterator[Watched]:
+    """Yield a manager of the site; it is closed at the end of the test."""
+    watched = Watched(site)
+    yield watched
+    await watched.downloads.close()
+
+
 def small_models(site: Site, count: int) -> list[RepoModel]:
     """Add several models to the repository."""
     site.put({f"m{n}.gguf": random.Random(n).randbytes(100_000) for n in range(count)})
@@ -62,10 +71,9 @@ def journal() -> dict[str, str]:
     return {id: download["state"] for id, download in kept.items()}
 
 
-async def test_a_download_from_start_to_done_after_a_damaged_journal_which_is_an_empty_one(site: Site) -> None:
+async def test_a_download_from_start_to_done_after_a_damaged_journal_which_is_an_empty_one(watched: Watched) -> None:
     paths.downloads_file().parent.mkdir(parents=True)
     paths.downloads_file().write_text('{"version": 1, "entries": {"x": ')
-    watched = Watched(site)
     watched.downloads.restore()
     assert watched.downloads.all() == []
     id = watched.start()
@@ -75,7 +83,6 @@ async def test_a_download_from_start_to_done_after_a_damaged_journal_which_is_an
     assert watched.states(id) == ["queued", "running", "checking", "done"]
     assert [one.state for one in watched.told].count("done") == 1
     assert journal() == {}
-    await watched.downloads.close()
 
 
 async def test_not_more_run_than_may(site: Site) -> None:
@@ -91,41 +98,37 @@ async def test_not_more_run_than_may(site: Site) -> None:
     await watched.downloads.close()
 
 
-async def test_paused_and_resumed_it_goes_on_from_what_is_there_and_counts_no_pause_as_speed(site: Site) -> None:
-    watched = Watched(site)
+async def test_paused_and_resumed_it_goes_on_from_what_is_there_and_counts_no_pause_as_speed(watched: Watched) -> None:
     id = await watched.held(600_000)
     watched.downloads.pause(id)
     paused = await watched.downloads.wait(id)
     assert (paused.state, paused.done, paused.speed, paused.seconds_left) == ("paused", 600_000, 0.0, None)
     assert journal() == {id: "paused"}
-    with site.part().open("ab") as part:  # another program went on with it
+    with watched.site.part().open("ab") as part:  # another program went on with it
         part.write(CONTENT[600_000:700_000])
     watched.told.clear()
     watched.downloads.resume(id)
     assert (await watched.downloads.wait(id)).state == "done"
     first = next(one for one in watched.told if one.state == "running")
     assert (first.done, first.speed, first.seconds_left) == (700_000, 0.0, None)
-    assert site.asked() == ["bytes=0-", "bytes=700000-"]
-    await watched.downloads.close()
+    assert watched.site.asked() == ["bytes=0-", "bytes=700000-"]
 
 
 @pytest.mark.parametrize("discard", [False, True])
-async def test_cancelled_it_leaves_the_list_and_the_part_only_if_wanted(site: Site, discard: bool) -> None:
-    watched = Watched(site)
+async def test_cancelled_it_leaves_the_list_and_the_part_only_if_wanted(watched: Watched, discard: bool) -> None:
     id = await watched.held(600_000)
     waiting = asyncio.create_task(watched.downloads.wait(id))
     await asyncio.sleep(0)
     watched.downloads.cancel(id, discard=discard)
     assert watched.downloads.all() == []
     assert (await waiting).state == "paused"
-    assert site.part().exists() is not discard
+    assert watched.site.part().exists() is not discard
     assert journal() == {}
     with pytest.raises(UsageError):
         watched.downloads.pause(id)
-    await watched.downloads.close()
 
 
-async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(site: Site) -> None:
+async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(watched: Watched, site: Site) -> None:
     names = [f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     site.put({name: random.Random(n).randbytes(50_000) for n, name in enumerate(names)})
     shared, alone, missing = site.files
@@ -133,7 +136,6 @@ async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(si
     link = site.blobs.parent / "snapshots" / site.commit / names[0]
     (link.parent / "another-name.gguf").symlink_to(link.readlink())
     site.hub.fault(REPO, names[2], Fault(where="hub", status=404, error_code="EntryNotFound"))
-    watched = Watched(site)
     id = watched.start()
     failed = await watched.downloads.wait(id)
     assert (failed.state, failed.code, failed.done) == ("failed", "not_on_hub", 100_000)
@@ -145,9 +147,8 @@ async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(si
     assert alone.etag != missing.etag
 
 
-async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(site: Site) -> None:
+async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(watched: Watched, site: Site) -> None:
     site.hub.fault(REPO, NAME, Fault(status=503, times=4))
-    watched = Watched(site)
     id = watched.start()
     failed = await watched.downloads.wait(id)
     assert (failed.state, failed.code) == ("failed", "download_failed")
@@ -156,21 +157,17 @@ async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(site: Site
     watched.downloads.resume(id)
     done = await watched.downloads.wait(id)
     assert (done.state, done.code, done.message) == ("done", "", "")
-    await watched.downloads.close()
 
 
-async def test_without_room_for_a_temporary_file_it_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(site)
+async def test_without_room_for_a_temporary_file_it_fails(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:
         full.setattr("tempfile.TemporaryFile", lambda: os.open("/nowhere/at/all", 0))
         failed = await watched.downloads.wait(watched.start())
     assert (failed.state, failed.code) == ("failed", "download_failed")
     assert failed.message == "Cannot start the download process: No such file or directory."
-    await watched.downloads.close()
 
 
-async def test_a_process_that_is_killed_is_a_failure_that_can_be_resumed(site: Site) -> None:
-    watched = Watched(site)
+async def test_a_process_that_is_killed_is_a_failure_that_can_be_resumed(watched: Watched) -> None:
     id = await watched.held(600_000)
     [child] = [one for one in psutil.Process().children() if "cpuchat.models.downloads.child" in one.cmdline()]
     child.kill()
@@ -179,11 +176,9 @@ async def test_a_process_that_is_killed_is_a_failure_that_can_be_resumed(site: S
     assert "killed by SIGKILL" in failed.message and "partial file" in failed.hint
     watched.downloads.resume(id)
     assert (await watched.downloads.wait(id)).state == "done"
-    await watched.downloads.close()
 
 
-async def test_the_next_run_goes_on_with_what_ran_and_leaves_what_was_paused(site: Site) -> None:
-    watched = Watched(site)
+async def test_the_next_run_goes_on_with_what_ran_and_leaves_what_was_paused(watched: Watched, site: Site) -> None:
     id = await watched.held(600_000)
     [other] = small_models(site, 1)
     paused = watched.start(other)
@@ -200,8 +195,7 @@ async def test_the_next_run_goes_on_with_what_ran_and_leaves_what_was_paused(sit
     await again.downloads.close()
 
 
-async def test_a_journal_that_leads_out_of_the_cache_is_not_followed(site: Site) -> None:
-    watched = Watched(site)
+async def test_a_journal_that_leads_out_of_the_cache_is_not_followed(watched: Watched, site: Site) -> None:
     id = await watched.held(1000)
     await watched.downloads.close()
     file = paths.downloads_file()

@@ -12,13 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cpuchat.base.errors import (
-    AccessDenied,
-    ChecksumMismatch,
-    DownloadFailed,
-    NotOnHub,
-    RateLimited,
-)
+from cpuchat.base.errors import AccessDenied, ChecksumMismatch, DownloadFailed, NotOnHub, RateLimited
 from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import STRANGER, Fault, Gate, HubServer

@@ -40,11 +40,7 @@ def test_typical_texts_and_what_was_measured_with_the_pair() -> None:
     assert [(one.kind, one.acceptance) for one in typical.gains] == [("prose", 0.6), ("code", 0.8)]
     assert typical.pays
     measured = expectation(FLAT, 1.0, "by its size", 0.74)
-    assert [(one.kind, one.acceptance) for one in measured.gains] == [
-        ("measured", 0.74),
-        ("prose", 0.6),
-        ("code", 0.8),
-    ]
+    assert [(one.kind, one.acceptance) for one in measured.gains] == [("measured", 0.74), ("prose", 0.6), ("code", 0.8)]
     assert "acceptance of 74 %" in measured.words
     assert measured.mean == measured.gains[0].speedup != typical.mean
 

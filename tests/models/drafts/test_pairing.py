@@ -65,19 +65,15 @@ def test_a_recurrent_draft_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     assert not found.ok
     assert "recurrent" in found.reason
     target, draft = pair(tmp_path)
-    recurrent = msgspec.structs.replace(
-        target, metadata=target.metadata | {"general.architecture": "mamba"}
-    )  # as a target it is the engine's affair
+    # As a target it is the engine's affair.
+    recurrent = msgspec.structs.replace(target, metadata=target.metadata | {"general.architecture": "mamba"})
     assert check_pair(recurrent, draft).ok
 
 
 def test_a_model_does_not_draft_for_itself(tmp_path: Path, demo: dict[str, Path]) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(demo["demo"])
-    for found in (
-        check_files(demo["demo"], link),
-        check_pair(read_header(demo["demo"]), read_header(link)),
-    ):
+    for found in (check_files(demo["demo"], link), check_pair(read_header(demo["demo"]), read_header(link))):
         assert not found.ok
         assert "target itself" in found.reason
 

@@ -118,32 +118,27 @@ def test_types_that_ggml_does_not_have_are_named(number: int, sound: Path, tmp_p
     assert "use a standard file" in caught.value.hint
 
 
-def lying(kind: str) -> bytes:
-    """Return a header whose lengths exceed the file."""
-    key = struct.pack("<Q", 1) + b"k"
-    huge = (1 << 63) - 1
-    return {
-        "settings": struct.pack("<4sIQQ", b"GGUF", 3, 0, huge),
-        "tensors": struct.pack("<4sIQQ", b"GGUF", 3, huge, 0),
-        "string": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IQ", 8, huge),
-        "array": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IIQ", 9, 5, huge),
-        "strings": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IIQ", 9, 8, huge),
-        "key": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", huge),
-        "nested": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IIQ", 9, 9, 2),
-        "type": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<I", 99),
-        "shape": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + key + struct.pack("<I4QIQ", 4, *[huge] * 4, 0, 0),
-        "negative": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + key + struct.pack("<I2QIQ", 2, 1 << 63, 0, 0, 0),
-        "dimensions": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + key + struct.pack("<I4QIQ", 1 << 30, 1, 1, 1, 1, 0, 0),
-    }[kind]
+_KEY, _HUGE = struct.pack("<Q", 1) + b"k", (1 << 63) - 1
+LYING = {
+    "settings": struct.pack("<4sIQQ", b"GGUF", 3, 0, _HUGE),
+    "tensors": struct.pack("<4sIQQ", b"GGUF", 3, _HUGE, 0),
+    "string": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + _KEY + struct.pack("<IQ", 8, _HUGE),
+    "array": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + _KEY + struct.pack("<IIQ", 9, 5, _HUGE),
+    "strings": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + _KEY + struct.pack("<IIQ", 9, 8, _HUGE),
+    "key": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", _HUGE),
+    "nested": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + _KEY + struct.pack("<IIQ", 9, 9, 2),
+    "type": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + _KEY + struct.pack("<I", 99),
+    "shape": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + _KEY + struct.pack("<I4QIQ", 4, *[_HUGE] * 4, 0, 0),
+    "negative": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + _KEY + struct.pack("<I2QIQ", 2, 1 << 63, 0, 0, 0),
+    "dimensions": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + _KEY + struct.pack("<I4QIQ", 1 << 30, 1, 1, 1, 1, 0, 0),
+}
+"""Headers whose lengths exceed the file."""
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["settings", "tensors", "string", "array", "strings", "key", "nested", "type", "shape", "negative", "dimensions"],
-)
+@pytest.mark.parametrize("kind", LYING)
 def test_lengths_are_checked_before_memory_is_taken(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "lying.gguf"
-    path.write_bytes(lying(kind) + bytes(1000))
+    path.write_bytes(LYING[kind] + bytes(1000))
     tracemalloc.start()
     try:
         with pytest.raises(ModelDamaged):

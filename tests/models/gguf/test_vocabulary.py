@@ -42,10 +42,7 @@ _PRE = ("", "gpt-2", "llama-bpe", "lfm2", "tekken", "qwen2", "glm4", "chatglm-bp
 CASES: dict[str, dict[str, Any]] = {
     **{f"BPE {pre}": {"tokenizer.ggml.pre": pre} for pre in _PRE},
     **{kind: {"tokenizer.ggml.model": kind} for kind in ("llama", "bert", "t5", "gemma4", "whitespace")},
-    "rwkv": {
-        "tokenizer.ggml.model": "rwkv",
-        "tokenizer.ggml.tokens": [f"t{i}" if i else "\\n" for i in range(_N)],
-    },
+    "rwkv": {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": [f"t{i}" if i else "\\n" for i in range(_N)]},
     "few tokens": {
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.tokens": ["a", "b"],

@@ -51,10 +51,8 @@ def test_what_is_no_model_is_named_as_what_it_is(wanted: str) -> None:
 def test_a_head_is_found_by_its_name_where_one_may_be_meant() -> None:
     there = repository("m-Q4_K_M.gguf", "MTP/Q8_0.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf")
     assert choose_repo_model(there, "eagle3-m-q8_0", heads=True).kind == "head"
-    assert (
-        choose_repo_model(repository("Qwen3-8B-DFlash-Q8_0.gguf"), "Qwen3-8B-DFlash-Q8_0.gguf", heads=True).kind
-        == "head"
-    )
+    alone = repository("Qwen3-8B-DFlash-Q8_0.gguf")
+    assert choose_repo_model(alone, "Qwen3-8B-DFlash-Q8_0.gguf", heads=True).kind == "head"
     assert choose_repo_model(there, heads=True).name == "m-Q4_K_M"
     for wanted in ("Q8_0", "mmproj-F16"):
         with pytest.raises(NotOnHub):

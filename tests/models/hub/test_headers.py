@@ -81,10 +81,7 @@ def test_a_part_under_the_name_of_a_whole_model_is_refused(hub_server: HubServer
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        Fault(cut_after=500_000),
-        Fault(ignore_range=True, times=-1),
-    ],
+    [Fault(cut_after=500_000), Fault(ignore_range=True, times=-1)],
     ids=["cut in the middle", "no ranges at all"],
 )
 def test_a_header_is_read_all_the_same(hub_server: HubServer, tmp_path: Path, fault: Fault) -> None:

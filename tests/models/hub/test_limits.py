@@ -37,15 +37,12 @@ def test_a_compressed_answer_was_not_asked_for(hub_server: HubServer) -> None:
         Hub().search("tiny")
 
 
-def test_an_answer_without_end_is_given_up(hub_server: HubServer) -> None:
-    hub_server.fault("", "", flood(b"HTTP/1.1 200 OK\r\n\r\n[", b" " * MIB))
-    with pytest.raises(HubError, match="more than 8 MiB"):
-        Hub().search("tiny")
-
-
-def test_a_refusal_without_end_is_still_a_refusal(hub_server: HubServer) -> None:
-    hub_server.fault("", "", flood(b"HTTP/1.1 503 No\r\n\r\n", b"no " * MIB))
-    with pytest.raises(HubError, match="status 503"):
+@pytest.mark.parametrize(("status", "words"), [(b"200 OK", "more than 8 MiB"), (b"503 No", "status 503")])
+def test_an_answer_without_end_is_given_up_and_a_refusal_is_still_one(
+    hub_server: HubServer, status: bytes, words: str
+) -> None:
+    hub_server.fault("", "", flood(b"HTTP/1.1 %s\r\n\r\n[" % status, b" " * MIB))
+    with pytest.raises(HubError, match=words):
         Hub().search("tiny")
 
 

@@ -84,10 +84,7 @@ def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path
     assert models["gone.gguf"].damaged
 
 
-@pytest.mark.parametrize(
-    ("architecture", "layer", "n_heads"),
-    [("eagle3", 0, 0), ("qwen35", 24, 1)],
-)
+@pytest.mark.parametrize(("architecture", "layer", "n_heads"), [("eagle3", 0, 0), ("qwen35", 24, 1)])
 def test_a_head_in_a_file_of_its_own_is_listed_as_one(
     no_demo: Path, tmp_path: Path, model: Path, architecture: str, layer: int, n_heads: int
 ) -> None:

@@ -35,11 +35,7 @@ def test_random_weights_are_spread_as_asked(kind: str) -> None:
     assert abs(values.mean()) < 0.0005
 
 
-@pytest.mark.parametrize(
-    ("shape", "quant"),
-    [("tiny", "Q3_K"), (TINY_LLAMA, "Q4_K_M"), (TINY_MOE, "MXFP4")],
-    ids=str,
-)
+@pytest.mark.parametrize(("shape", "quant"), [("tiny", "Q3_K"), (TINY_LLAMA, "Q4_K_M"), (TINY_MOE, "MXFP4")], ids=str)
 def test_llama_cpp_runs_every_kind(shape: str | Shape, quant: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", shape, quant)
     with Llama(path) as llama:
