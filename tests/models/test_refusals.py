@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelUnsupported
+from cpuchat.config import settings
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.support import check_supported, load_refusal, why_unknown, why_unsupported
 from cpuchat.models.synthetic.model import from_array, write_gguf
-from tests.cli.models.places import folder_setting
 from tests.cli.program import run
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -132,7 +132,7 @@ def test_the_command_line_lists_a_diffusion_model_as_unsupported(tiny_model: Pat
     changes = {key.replace("llama.", "llada."): header.metadata[key] for key in header.metadata if "llama." in key}
     gone = dict.fromkeys(key for key in header.metadata if key.startswith("llama."))
     edited(tiny_model, tmp_path / "m.gguf", {**gone, **changes, "general.architecture": "llada"})
-    folder_setting(tmp_path)
+    settings.update({"model": {"folders": [str(tmp_path)]}})
     rows = json.loads(run("models", "list", "--json").stdout)
     [row] = [row for row in rows if row["source"] == "folder"]
     assert row["state"] == "unsupported" and "diffusion" in row["damaged"]

@@ -71,12 +71,12 @@ class EagleSequence(HeadSequence):
 
     def __init__(self, context: Any, *, layers: Tokens[int], n_layer: int, n_target: int, **sizes: Any) -> None:
         super().__init__(context, **sizes)
-        self._layers, self._n_layer, self._n_target = tuple(layers), n_layer, n_target
+        self._layers, self._n_target_layers, self._n_target = tuple(layers), n_layer, n_target
         self.n_features = len(self._layers) * n_target
 
     def read_from(self, target: Sequence) -> None:
         for layer in self._layers:
-            if layer < self._n_layer:
+            if layer < self._n_target_layers:
                 bindings.set_layer_inputs(target.context, layer, True)
             else:
                 bindings.set_hidden_states(target.context, True, False)
@@ -84,7 +84,7 @@ class EagleSequence(HeadSequence):
     def features(self, target: Sequence, n: int) -> np.ndarray:
         addresses = [
             bindings.layer_inputs_address(target.context, layer)
-            if layer < self._n_layer
+            if layer < self._n_target_layers
             else bindings.hidden_states_address(target.context)
             for layer in self._layers
         ]

@@ -229,6 +229,7 @@ def test_an_eagle_head(load: Load, tmp_path: Path, n_said: int) -> None:
         while at < 58:
             accepted, at = accepted + right[at + 1], at + 1 + right[at + 1]
         assert drafted.figures is not None and drafted.figures.draft_n_accepted == accepted
+        assert drafted.figures.draft_n > 25 * depth  # drafts are as long as they may be
     model.close()
 
 
