@@ -204,17 +204,12 @@ class LocalBackend(ModelBackend):
         self._send(EndReasoning(request_id=running[0].request_id))
         return True
 
-    async def count_tokens(self, text: str) -> int | None:
-        """Return how many tokens a text has for the loaded model; None while the worker is busy."""
+    async def count_tokens(self, of: str | Generate) -> int | None:
+        """Count as `Backend.count_tokens`; a text only while the worker is not busy."""
         worker = self._process
-        if worker is None or self._model is None or self._running:
+        if worker is None or self._model is None or (self._running and isinstance(of, str)):
             return None
-        return await worker.count_tokens(text)
-
-    async def count_prompt(self, request: Generate) -> int | None:
-        """Return how many tokens the prompt of a request has; None without a worker, or when it cannot be made."""
-        worker = self._process
-        return None if worker is None or self._model is None else await worker.count_tokens(prompt=request)
+        return await worker.count_tokens(of)
 
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))

@@ -172,9 +172,10 @@ class WorkerProcess:
         if self.alive:
             self._writer.submit(self._write, encode(command))
 
-    async def count_tokens(self, text: str = "", prompt: Generate | None = None) -> int | None:
+    async def count_tokens(self, of: str | Generate) -> int | None:
         """Return the tokens of a text or a prompt, once all earlier commands are done; None when the worker exits."""
         if not self.alive:
+        text, prompt = (of, None) if isinstance(of, str) else ("", of)
             return None
         request_id = next(self._count_ids)
         counted = self._counts[request_id] = self._loop.create_future()

@@ -70,11 +70,8 @@ class SwitchingBackend:
     async def end_reasoning(self) -> bool:
         return await self._current.end_reasoning()
 
-    async def count_tokens(self, text: str) -> int | None:
-        return await self._current.count_tokens(text)
-
-    async def count_prompt(self, request: Generate) -> int | None:
-        return await self._current.count_prompt(request)
+    async def count_tokens(self, of: str | Generate) -> int | None:
+        return await self._current.count_tokens(of)
 
     async def cancel(self) -> None:
         await self._current.cancel()

@@ -289,7 +289,7 @@ class InferenceService:
     async def count(self, parsed: ParsedRequest, record: RequestRecord) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
         async with self._turn(record, QueueTurn(record.party)):
-            n_tokens = await self._conversation.backend.count_prompt(parsed.request)
+            n_tokens = await self._conversation.backend.count_tokens(parsed.request)
         if n_tokens is None:
             message = "The prompt cannot be counted: the chat template refuses it, or the model is not loaded."
             raise Refusal(400, message, "chat_template_failed")
