@@ -21,7 +21,15 @@ from typing import Final
 import msgspec
 
 from cpuchat.base.errors import Interrupted, WorkerDied, WorkerStuck
-from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command, starter
+from cpuchat.base.processes import (
+    child_environment,
+    exit_reason,
+    is_set_within,
+    kill_group,
+    last_output,
+    python_command,
+    starter,
+)
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE
 from cpuchat.protocol.messages import (
@@ -99,13 +107,6 @@ def spawn(
         return Spawned(process, log, wanted)
 
     return starter().submit(start)
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
 
 
 class WorkerProcess:
@@ -189,12 +190,11 @@ class WorkerProcess:
         """Let the worker save and exit; kill it if it does not."""
         self._failure = self._failure or WORKER_CLOSED
         self.send(Shutdown())
-        if await _is_set_within(self._shutting_down, ANSWER_SECONDS) and await _is_set_within(
-            self._gone, SHUTDOWN_SECONDS
-        ):
+        obeys = await is_set_within(self._shutting_down, ANSWER_SECONDS)
+        if obeys and await is_set_within(self._gone, SHUTDOWN_SECONDS):
             return
         self.kill()
-        if not await _is_set_within(self._gone, _DYING_SECONDS):  # it hangs in the kernel and dies when let go
+        if not await is_set_within(self._gone, _DYING_SECONDS):  # it hangs in the kernel and dies when let go
             self._ended(-signal.SIGKILL, "")
 
     def wake(self) -> None:
