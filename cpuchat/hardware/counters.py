@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import entries, numbered, read_number, read_text
+from cpuchat.hardware.sysfs import ROOT, entries, numbered, read_number, read_text
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
-ROOT = Path("/")
 _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 
 

@@ -24,8 +24,8 @@ from cpuchat.hardware.monitor import counter_states
 from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
-from cpuchat.hardware.sysfs import Clock, clock, read_text
-from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
+from cpuchat.hardware.sysfs import ROOT, Clock, clock, read_text
+from cpuchat.hardware.topology import FEATURES, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import NO_PEAKS, Peaks

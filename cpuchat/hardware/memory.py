@@ -11,9 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import cgroup_folders, read_number, read_text
+from cpuchat.hardware.sysfs import ROOT, cgroup_folders, read_number, read_text
 
-ROOT = Path("/")
 _ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters import ROOT, CannotCount, Counter, Kernel, open_power, open_traffic
+from cpuchat.hardware.counters import CannotCount, Counter, Kernel, open_power, open_traffic
+from cpuchat.hardware.sysfs import ROOT
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.metric import Metric, missing
 

@@ -14,14 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.memory import meminfo, total_bytes
-from cpuchat.hardware.sysfs import CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
+from cpuchat.hardware.sysfs import ROOT, CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
 from cpuchat.telemetry.units import plural
-
-ROOT: Final = Path("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.numa.mempolicy import Policy
-from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.sysfs import ROOT, read_text
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -79,8 +79,6 @@ def share_words(nodes: Mapping[int, int]) -> str:
     """ "51 % on node 0 · 49 % on node 1"; "" for nothing."""
     return " · ".join(f"{part * 100:.0f} % on node {node}" for node, part in shares(nodes).items())
 
-
-ROOT = Path("/")
 
 _SAMPLES = 4096
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))

@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.lists import LIST, format_cpu_list, parse_cpu_list
+from cpuchat.hardware.sysfs import ROOT, read_text
 from cpuchat.hardware.topology import Core, Topology
 from cpuchat.telemetry.units import plural
 
 WORDS: Final = "auto, all, a list of CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (cores of each L3 group)"
-
-_LIST = r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def allowed_part(topology: Topology, spec: str) -> str:
             return False
 
     kind, colon, text = spec.rpartition(":")
-    numbers = () if is_there(spec) or not re.fullmatch(_LIST, text) else parse_cpu_list(text)
+    numbers = () if is_there(spec) or not re.fullmatch(LIST, text) else parse_cpu_list(text)
     usable = [number for number in numbers if is_there(f"{kind}{colon}{number}")]
     return f"{kind}{colon}{format_cpu_list(usable)}" if usable else spec if is_there(spec) else ""
 
@@ -136,14 +134,14 @@ def _named(topology: Topology, spec: str) -> _Named:
         return _Named(_firsts(topology, cores), what, why)
     if match := re.fullmatch(r"([0-9]{1,4})/l3", spec):
         return _of_each_l3(topology, int(match[1]))
-    if re.fullmatch(_LIST, spec):
+    if re.fullmatch(LIST, spec):
         cpus = _numbers(spec, spec)
         wrong = [cpu for cpu in cpus if cpu not in topology.allowed]
         if wrong:
             why = "is not allowed for this process" if wrong[0] in topology.online else "does not exist or is offline"
             raise UsageError(f"CPU {wrong[0]} {why}.", f"Choose from {format_cpu_list(topology.allowed)}.")
         return _Named(cpus, f"{plural(len(cpus), 'CPU')} in the list {spec}")
-    match = re.fullmatch(rf"(l3|node|socket):({_LIST})", spec)
+    match = re.fullmatch(rf"(l3|node|socket):({LIST})", spec)
     if match is None:
         raise UsageError(f"{spec!r} does not name any cores.", f"Use {WORDS}.")
     return _placed(topology, match[1], _numbers(spec, match[2]))
@@ -250,7 +248,6 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
     return f"The {named.what}{why}." if used > 1 else f"{named.what[:1].upper()}{named.what[1:]}{why}."
 
 
-ROOT = Path("/")
 MAX_BUSY_CORES = 0.5
 """Cores on which other programs may run beside a measurement; a program that computes takes a whole one."""
 _N_TIMES = 8  # user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of them
