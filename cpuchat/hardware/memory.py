@@ -1,7 +1,6 @@
 """The memory available for a model.
 
 Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
-`root` replaces `/` in tests.
 """
 
 from __future__ import annotations

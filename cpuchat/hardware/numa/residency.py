@@ -37,8 +37,7 @@ _FLAGS = frozenset({"heap", "stack", "huge"})
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One mapping. `policy` in the kernel's words ("default", "interleave:0-1", "weighted interleave:0-1"), `file`
-    "" without one, `nodes` bytes by node."""
+    """One mapping: its `policy` in the kernel's words ("weighted interleave:0-1"), its `file` or "", bytes by node."""
 
     policy: str
     file: str

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -50,14 +51,13 @@ class _Named:
 def choose_cores(topology: Topology, spec: str = "auto", n_threads: int = 0) -> CoreChoice:
     """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
-    Raises UsageError: `spec` names nothing here, or
-    there are fewer cores than threads; it says what is possible."""
+    Raises UsageError: `spec` names nothing here, or fewer cores than threads; it says what is possible."""
     named = _named(topology, spec)
     max_threads = len(named.cpus) + len(named.spare)
     # Threads wait for each other: one that is throttled stops all, so a part of a CPU is no CPU.
     quota = None if topology.quota is None else max(math.floor(topology.quota), 1)
     if n_threads < 0 or n_threads > max_threads or (quota is not None and n_threads > quota):
-        raise _too_many(topology, spec, n_threads, max_threads, quota, named)
+        raise _too_many(topology, spec, n_threads, max_threads, quota)
     wanted = n_threads or len(named.cpus)
     capped = quota is not None and wanted > quota
     n = min(wanted, quota) if quota is not None else wanted
@@ -161,23 +161,18 @@ def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
-    names = {"l3": "L3 group", "node": "NUMA node", "socket": "socket"}
-    place: dict[str, Callable[[Core], int | None]] = {
-        "l3": lambda core: core.l3, "node": lambda core: core.node, "socket": lambda core: core.package,
-    }  # fmt: skip
-    there = {
-        "l3": range(len(topology.l3_groups)),
-        "node": [n.number for n in topology.nodes],
-        "socket": topology.packages,
-    }
-    name, of = names[kind], place[kind]
-    if not there[kind]:
+    name, field, there = {
+        "l3": ("L3 group", "l3", range(len(topology.l3_groups))),
+        "node": ("NUMA node", "node", [node.number for node in topology.nodes]),
+        "socket": ("socket", "package", topology.packages),
+    }[kind]
+    if not there:
         raise UsageError(f"The {name}s of this machine are not known.", "Use a list of CPUs such as 0-7.")
-    allowed = topology.allowed_cores
+    allowed, of = topology.allowed_cores, attrgetter(field)
     usable = sorted({number for core in allowed if (number := of(core)) is not None})
     for number in numbers:
         if number not in usable:
-            why = "has no core that this process may use" if number in there[kind] else "does not exist"
+            why = "has no core that this process may use" if number in there else "does not exist"
             raise UsageError(
                 f"{name[0].upper()}{name[1:]} {number} {why}.", f"Choose from {kind}:{format_cpu_list(usable)}."
             )
@@ -211,7 +206,7 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
     return _Named(tuple(sorted(cpus)), what, why, notes=tuple(notes))
 
 
-def _too_many(topology: Topology, spec: str, n: int, max_threads: int, quota: int | None, named: _Named) -> UsageError:
+def _too_many(topology: Topology, spec: str, n: int, max_threads: int, quota: int | None) -> UsageError:
     cpus, more = len(topology.allowed), ""
     if quota is not None and quota < max_threads:
         why, max_threads = f"the cgroup CPU quota is {topology.quota:g}", quota
