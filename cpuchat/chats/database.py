@@ -160,7 +160,7 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> int:
         if repaired["id"] in new_ids.values():  # a table without its key
             repaired["id"] = new_chat_id()
         new_ids.setdefault(row["id"], repaired["id"])
-        _insert(db, "chats", {**repaired, **more})
+        insert(db, "chats", {**repaired, **more})
 
     for rowid, row in rows["chats"]:
         put_chat(row, rowid=rowid)
@@ -172,14 +172,15 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> int:
         if row["chat_id"] not in new_ids:
             times = dict.fromkeys(("created", "updated"), row["created"])
             put_chat(_DEFAULTS["chats"] | {"id": row["chat_id"], "title": "Recovered chat"} | times)
-        _insert(db, "messages", {**repaired, "id": rowid, "chat_id": new_ids[row["chat_id"]]})
+        insert(db, "messages", {**repaired, "id": rowid, "chat_id": new_ids[row["chat_id"]]})
     for _, row in rows["drafts"]:
         if all(isinstance(row[name], str) for name in ("window", "name", "text")):
-            _insert(db, "drafts", {**row, "chat_id": new_ids.get(row["chat_id"])})
+            insert(db, "drafts", {**row, "chat_id": new_ids.get(row["chat_id"])})
     return n_lost
 
 
-def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
+def insert(db: sqlite3.Connection, table: str, row: Row) -> int:
+    """Add a row, and return its rowid."""
     marks = ", ".join("?" * len(row))
     db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
 

@@ -219,7 +219,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
 def chat_of(row: tuple[Any, ...]) -> Chat:
     """Build the record of a row, with invalid values replaced."""
     fields = repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True)))
-    return Chat(**{**fields, "own": valid_values(_decoded(fields["own"], dict[str, Any]) or {})})
+    return Chat(**{**fields, "own": valid_values(from_json(fields["own"], dict[str, Any]) or {})})
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
@@ -227,20 +227,11 @@ def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
     fields = repaired_message(dict(zip(MESSAGE_COLUMNS, row, strict=True)))
     if fields is None:
         return None
-    timings, settings = _decoded(fields["timings"], Timings), _decoded(fields["settings"], AnswerSettings)
-    attachments, steps = attachments_of(fields["attachments"]), steps_of(fields["steps"])
-    decoded = {"timings": timings, "settings": settings, "attachments": attachments, "steps": steps}
-    return StoredMessage(**{**fields, **decoded})
-
-
-def attachments_of(text: object) -> tuple[Attachment, ...]:
-    """Return the attachments of a row; none if they make no sense."""
-    return _decoded(text, tuple[Attachment, ...]) or ()
-
-
-def steps_of(text: object) -> tuple[ToolStep, ...]:
-    """Return the steps of a row; none if they make no sense."""
-    return _decoded(text, tuple[ToolStep, ...]) or ()
+    for name, kind in (("timings", Timings), ("settings", AnswerSettings)):
+        fields[name] = from_json(fields[name], kind)
+    for name, kinds in (("attachments", tuple[Attachment, ...]), ("steps", tuple[ToolStep, ...])):
+        fields[name] = from_json(fields[name], kinds) or ()
+    return StoredMessage(**fields)
 
 
 def column(value: object) -> Any:
@@ -299,7 +290,8 @@ def valid_time(value: object, otherwise: object) -> float:
     return 0.0
 
 
-def _decoded(text: object, kind: type[_T]) -> _T | None:
+def from_json(text: object, kind: type[_T]) -> _T | None:
+    """Return what is in a column as JSON; None if it makes no sense."""
     if not isinstance(text, str):
         return None
     try:

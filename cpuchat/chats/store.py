@@ -23,25 +23,25 @@ import msgspec
 from cpuchat.base.errors import ChatsChanged
 from cpuchat.base.text import clean_line
 from cpuchat.chats import schema
-from cpuchat.chats.database import Database
+from cpuchat.chats.database import Database, insert
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
+    Attachment,
     Chat,
     Deleted,
     Excerpt,
     SearchHit,
     StoredMessage,
     Tree,
-    attachments_of,
     chat_of,
     column,
+    from_json,
     message_of,
     new_chat_id,
-    steps_of,
     storable,
 )
-from cpuchat.protocol.messages import Role
+from cpuchat.protocol.messages import Role, ToolStep
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
@@ -127,8 +127,8 @@ def find(db: sqlite3.Connection, text: str, limit: int) -> dict[str, tuple[Excer
 
 def _beside(attachments: object, steps: object) -> Iterator[str]:
     """Yield the texts that belong to a message beside its own."""
-    yield from (one.text for one in attachments_of(attachments))
-    for step in steps_of(steps):
+    yield from (one.text for one in from_json(attachments, tuple[Attachment, ...]) or ())
+    for step in from_json(steps, tuple[ToolStep, ...]) or ():
         yield step.said
         yield from (result.text for result in step.results)
 
@@ -171,8 +171,7 @@ class ChatStore(Database):
                 self.set_leaf(chat.id, added.get(chat.leaf, last))
 
     def _insert_chat(self, chat: Chat) -> None:
-        values = [column(value) for value in msgspec.structs.astuple(chat)]
-        self._db.execute(f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * len(values))})", values)
+        insert(self._db, "chats", {name: column(value) for name, value in msgspec.structs.asdict(chat).items()})
 
     def chats(self) -> list[Chat]:
         """Return all chats, last changed first."""
@@ -329,9 +328,8 @@ class ChatStore(Database):
         return msgspec.structs.replace(added, id=id)
 
     def _insert_message(self, message: StoredMessage) -> int:
-        values = [column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]]
-        marks = ", ".join("?" * len(values))
-        return self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values).lastrowid or 0
+        row = {name: column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]}  # the database gives the id
+        return insert(self._db, "messages", row)
 
     def update_message(self, message_id: int, **changes: object) -> int | None:
         """Update the columns of a growing answer that are given and hold something.
