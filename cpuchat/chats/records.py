@@ -53,11 +53,6 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     when_full: WhenFull = ""
     own: dict[str, Any] = {}
 
-    def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
-        """Return whether overflow is an error; else the oldest turns are left out. `asks`: the user can be asked."""
-        choice = self.when_full or ("compact" if asks else "drop")
-        return choice == "stop" or (choice == "compact" and can_summarize)
-
 
 class Deleted(msgspec.Struct, frozen=True):
     """Deleted rows of each table, to be put back, and the first message of a branch (0: the chat), whose `leaf` was

@@ -440,7 +440,8 @@ class Conversation:
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
         can_summarize = bool(self.messages) and messages[-1].id == self.messages[-1].id  # the summary is to follow
-        keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
+        choice = self.chat.when_full or ("compact" if self.asks_when_full else "drop")
+        keeps_all = len(messages) > 1 and (choice == "stop" or (choice == "compact" and can_summarize))
         self.kept_all = keeps_all and not more.get("continues")  # else summarizing makes room, and answers again
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
