@@ -299,9 +299,9 @@ class ChatHistory:
         await self._require_current()
         return list(self.messages)
 
-    def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> StoredMessage:
-        """Return the empty answer to `history`; with its first word the two become the open branch, also in the
-        store. An answer at its end is continued, and returned.
+    def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> None:
+        """Begin an answer to `history`, or to continue the one at its end; with the first word, they become the open
+        branch, also in the store.
         """
         assert self.chat is not None
         chat_id = self.chat.id
@@ -319,14 +319,15 @@ class ChatHistory:
                 )
                 self.messages[-len(rows) : -1] = rows[:-1]
 
-        if history[-1].role == "assistant":
-            *history, last = history
-            answer = msgspec.structs.replace(last, stop_reason=None)
-            self.saver.resume_answer(self.chat, answer, saved)
+        last = history[-1]
+        if last.role == "assistant":
+            history, answer = history[:-1], msgspec.structs.replace(last, stop_reason=None)
         else:
-            answer = self.saver.begin_answer(self.chat, model, history[-1], settings, saved)
+            answer = StoredMessage(
+                id=UNSAVED, chat_id=chat_id, parent=last.id, role="assistant", model=model, settings=settings
+            )
+        self.saver.begin_answer(self.chat, answer, last, saved)
         self._shown = [*history, answer]
-        return answer
 
     async def put_answer(self, **changes: object) -> bool:
         """Change fields of the answer; a `stop_reason` saves it at once. Returns False if the chat has no place."""
