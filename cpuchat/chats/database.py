@@ -22,15 +22,7 @@ import msgspec
 from cpuchat.base import files
 from cpuchat.base.errors import ChatsDamaged, ChatsError
 from cpuchat.chats import schema
-from cpuchat.chats.records import (
-    Chat,
-    StoredMessage,
-    column,
-    decoded,
-    new_chat_id,
-    repaired_chat,
-    repaired_message,
-)
+from cpuchat.chats.records import Chat, StoredMessage, column, decoded, new_chat_id, repaired_chat, repaired_message
 from cpuchat.telemetry.units import plural
 
 Row = dict[str, Any]
@@ -52,8 +44,7 @@ _LOST = """
 """
 """Whether there are messages without a chat, or chats that nothing can name."""
 _SHARED_LOCK = 0x40000002, 510
-"""Where SQLite locks a database that is open: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h
-"""
+"""Where SQLite locks an open database: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h"""
 _QUERIES = 4000  # how often a damaged table is asked for what is behind the damage
 
 
@@ -182,7 +173,8 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> int:
 def insert(db: sqlite3.Connection, table: str, row: Row) -> int:
     """Add a row, and return its rowid."""
     marks = ", ".join("?" * len(row))
-    db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    done = db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    return done.lastrowid or 0
 
 
 def _rows(db: sqlite3.Connection, table: str, low: int, high: int, down: bool = False) -> Iterator[Numbered]:

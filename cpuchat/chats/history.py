@@ -1,6 +1,4 @@
-"""The messages of the open chat, kept in sync with the store, and what the model reads of them: attachments before a
-question, summaries in place of what they cover.
-"""
+"""The messages of the open chat, in sync with the store, and what the model reads of them, summaries included."""
 
 from __future__ import annotations
 
@@ -87,8 +85,7 @@ class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
     `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
-    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer,
-    changes.
+    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer, changes.
     """
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], object]) -> None:
@@ -131,14 +128,8 @@ class ChatHistory:
         self.chat, self.messages, self.tree = None, [], Tree()
 
     async def open(self, chat_id: str, still_free: Callable[[], None], message_id: int = 0) -> None:
-        """Open a stored chat.
-
-        Args:
-            message_id: on this message's branch, unless 0: the one that was open last.
-            still_free: raises if an answer began while the chat was read.
-
-        Raises:
-            ChatsError: it cannot be read, or the last answer is not saved.
+        """Open a stored chat, on the branch of `message_id`; 0: the one that was open last. `still_free` raises if an
+        answer began while it was read. Raises ChatsError: it cannot be read, or the last answer is not saved.
         """
         await self.saver.save()
         opened = await asyncio.to_thread(self._read, chat_id, message_id)
@@ -204,10 +195,8 @@ class ChatHistory:
     ) -> list[StoredMessage]:
         """Add a user message, in a new chat with these `options` if none is open, and return the messages to answer.
 
-        Raises:
-            CpuchatError: as `attach`.
-            ChatsError: it could not be saved, and was not added.
-            ChatsChanged: another instance changed the chat, which has been loaded again.
+        Raises CpuchatError as `attach`; ChatsError: it could not be saved, and was not added; ChatsChanged: another
+        instance changed the chat, which has been loaded again.
         """
         attachments = await _read_by(attach)
         new = options | {"model": model, "title": title_of(text, attachments)}
@@ -260,15 +249,9 @@ class ChatHistory:
     async def up_to_question(
         self, text: str | None = None, message_id: int = 0, attach: Attach | None = None
     ) -> list[StoredMessage]:
-        """Return the messages up to a question, with another one with this `text` and what `attach` reads in its place
-        if `text` is given.
-
-        Args:
-            message_id: the question, or an answer to it; 0: the last one.
-
-        Raises:
-            UsageError: there is none.
-            CpuchatError, ChatsError, ChatsChanged: as `add_question`.
+        """Return the messages up to a question, in its place one with this `text`, if given, and what `attach` reads.
+        `message_id`: the question, or an answer to it; 0: the last one. Raises UsageError: there is none; as
+        `add_question`.
         """
         index = len(self.messages) - 1
         if message_id:
@@ -367,9 +350,7 @@ class ChatHistory:
             )
 
     def save(self) -> None:
-        """Save drafts and the partial answer now, on this thread: for an app whose event loop has failed. Raises
-        ChatsError.
-        """
+        """Save drafts and the partial answer on this thread: the event loop has failed. Raises ChatsError."""
         self.drafts.save()
         self.saver.save_here()
 

@@ -130,10 +130,10 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One message of a chat. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
-    was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when
-    its app died in the middle of it, or None while it is being written; of a
-    question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
-    (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.
+    was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when its app
+    died in the middle of it, or None while it is being written; of a question, the code of the error that refused it as
+    too long. `recording` is the JSON of a compared answer's tokens (`compare.runner.KeptTokens`). `chat_id` is of the
+    store: no document has it.
     """
 
     id: int = 0
@@ -195,9 +195,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `row` of the table `messages` with invalid values replaced; None: its role is unknown. An invalid `parent`
-    becomes -1, for which `Tree` finds another one.
-    """
+    """Return `row` of the table `messages` with invalid values replaced, a parent by -1; None: its role is unknown."""
     if row["role"] not in get_args(Role):
         return None
     parent, stop_reason = row["parent"], row["stop_reason"]
@@ -383,9 +381,7 @@ class Tree:
         return sorted(found)
 
     def after_deletion(self, id: int) -> int:
-        """Return where to go on when the branch from `id` is deleted: the end of the sibling beside it, else its
-        parent; 0 when nothing is left.
-        """
+        """Return where to go on without the branch from `id`: the end of the one beside it, else its parent, or 0."""
         siblings = self.siblings(id)
         at = siblings.index(id)
         beside = siblings[at - 1 : at] if at else siblings[1:2]

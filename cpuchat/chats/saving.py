@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.base.errors import ChatsChanged, ChatsError
-from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
+from cpuchat.chats.records import Chat, StoredMessage
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
 
 AUTOSAVE_SECONDS = 0.3
-"""Seconds from one save to the next, at least. Text that comes later than that is saved as it arrives: then one
-wake-up serves both."""
+"""Seconds from one save to the next, at least. Later text is saved as it arrives: then one wake-up serves both."""
 _RETRY_SECONDS = 1.0
 UNSAVED = -1
 """Id of a message that the store does not have yet."""

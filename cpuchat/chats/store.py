@@ -136,14 +136,9 @@ def _beside(attachments: object, steps: object) -> Iterator[str]:
 class ChatStore(Database):
     """Stores chats in one file, which is created if missing and repaired if damaged; `notices` reports repairs.
 
-    Args:
-        path: the file. A folder that has to be made for it gets mode 0700, the file 0600.
-
-    Raises:
-        ChatsDamaged: the file is damaged and cannot be replaced by a sound one.
-        ChatsForeign: it is another program's database.
-        ChatsTooNew: a newer version wrote it; it is left as it is.
-        ChatsError: the folder or file cannot be used (permissions, full disk). Every method raises it too.
+    A folder that has to be made for it gets mode 0700, the file 0600. Raises ChatsDamaged: it cannot be replaced by a
+    sound one; ChatsForeign: it is another program's; ChatsTooNew: a newer version wrote it, and it is left as it is;
+    ChatsError: folder or file cannot be used (permissions, full disk). Every method raises that too.
     """
 
     def create_chat(self, model: str, system_prompt: str = "", **fields: Any) -> Chat:
@@ -302,15 +297,9 @@ class ChatStore(Database):
     def add_message(
         self, chat_id: str, role: Role, content: str, *, after: int | None = None, **fields: Any
     ) -> StoredMessage:
-        """Add a message, and open its branch.
-
-        Args:
-            after: id of the message that it follows, 0 at the beginning of the chat; None: the last one of the open
-                branch.
-            fields: others of `StoredMessage`.
-
-        Raises:
-            ChatsChanged: the chat or the message that it follows is gone (deleted by another instance).
+        """Add a message with these fields of `StoredMessage`, and open its branch. `after`: id of the message that it
+        follows, 0 at the beginning of the chat; None: the last one of the open branch. Raises ChatsChanged: the chat or
+        the message that it follows is gone (deleted by another instance).
         """
         now = time.time()
         with self.transaction():
