@@ -89,8 +89,6 @@ class Backend(Protocol):
 
 
 NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-
-
 _T = TypeVar("_T")
 
 

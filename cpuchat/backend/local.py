@@ -122,8 +122,7 @@ class LocalBackend(ModelBackend):
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """Return `event` with what only the parent can give: the read bandwidth, and notes on placement, unwritable
-        files, running servers."""
+        """Return `event` with what the parent knows: read bandwidth, placement, unwritable files, running servers."""
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
             notes += (
@@ -271,9 +270,7 @@ class LocalBackend(ModelBackend):
             self._process.send(command)
 
     async def _ensure_started(self, launch: Launch) -> Failed | None:
-        """Start a worker with `launch`; one that was started with another memory policy or CPU module saves, exits and
-        is replaced.
-        """
+        """Start a worker with `launch`; one of another launch saves, exits and is replaced."""
         async with self._starting:
             failure = WORKER_CLOSED if self._closed else await self._start(launch)
             return WORKER_CLOSED if self._closed else failure

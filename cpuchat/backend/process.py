@@ -114,11 +114,7 @@ class WorkerProcess:
 
     `events` holds what it reported, without what is of requests that are `listened_to`, and, once it is gone, one last
     `Failed`, as each queue does: "worker_died", or "interrupted" when it was closed or killed from here. A thread of
-    its own writes to its pipe, which may be full.
-
-    Attributes:
-        log: its standard error; outlives it.
-        launch: what it was started with.
+    its own writes to its pipe, which may be full. `log` is its standard error, which outlives it.
     """
 
     def __init__(self, spawned: Spawned) -> None:
@@ -176,10 +172,10 @@ class WorkerProcess:
     async def count_tokens(self, of: str | Generate) -> int | None:
         """Return the tokens of a text or a prompt, once all earlier commands are done; None when the worker exits."""
         if not self.alive:
-        text, prompt = (of, None) if isinstance(of, str) else ("", of)
             return None
         request_id = next(self._count_ids)
         counted = self._counts[request_id] = self._loop.create_future()
+        text, prompt = (of, None) if isinstance(of, str) else ("", of)
         self.send(CountTokens(request_id=request_id, text=text, prompt=prompt))
         try:
             return await counted
@@ -322,11 +318,8 @@ async def watch_over(worker: WorkerProcess, is_cancelled: Callable[[], bool], lo
     """Kill a worker that does not stop when it was told to; runs until cancelled from here or the worker is gone.
 
     A prefill obeys a cancel within a second, so only cancels that are not obeyed count, and only the CPU time that one
-    thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone.
-
-    Args:
-        is_cancelled: whether the worker was told to stop.
-        longest_pass: seconds that a recurrent model, which stops between passes only, may take for one.
+    thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone. `longest_pass` are
+    the seconds that a recurrent model, which stops between passes only, may take for one.
     """
     import psutil  # 10 ms
 

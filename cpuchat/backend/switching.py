@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class SwitchingBackend:
-    """See `backend.base.Backend`. A load decides who answers from then on; the other one gives its memory back.
-
-    `local` is the worker's side, for what only a worker has.
-    """
+    """See `backend.base.Backend`. A load decides who answers from then on; the other one gives its memory back."""
 
     def __init__(self, local: LocalBackend | None = None, keys: KeyRing | None = None) -> None:
         self.local = local or LocalBackend()
