@@ -118,10 +118,8 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
         reason = "only reasoning_effort and enable_thinking, true or false, are supported"
         raise field_error("chat_template_kwargs", reason, "unsupported")
-    asked = Generate(
-        messages=tuple(transcript.messages),
-        continues=transcript.continues,
-        tools=offered.tools,
+    asked = transcript.asked(
+        offered,
         calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
         reasoning=wanted.pop() if wanted else reasoning,
         effort=effort,

@@ -516,10 +516,11 @@ class RequestMessages:
         call = self._answered.get(id)
         self.messages.append(Message(role="tool", content=content, call_id=id, tool=call.name if call else ""))
 
-    @property
-    def continues(self) -> bool:
-        """Return whether the last message is text of the assistant's, which the model goes on writing."""
-        return self.messages[-1].role == "assistant" and not self.messages[-1].calls
+    def asked(self, offered: Offered, **more: Any) -> Generate:
+        """Return the request to answer them; `more` is as of `Generate`."""
+        last = self.messages[-1]
+        continues = last.role == "assistant" and not last.calls  # the model goes on writing its text
+        return Generate(messages=tuple(self.messages), continues=continues, tools=offered.tools, **more)
 
 
 def read_text(
