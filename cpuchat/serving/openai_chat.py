@@ -261,9 +261,6 @@ class ChatReply(Reply):
             return DONE
         return self._event([], {"usage": self._usage(), **self._timings()}) + DONE
 
-    def failed(self, refusal: Refusal) -> bytes:
-        return b"data: " + refusal.body + b"\n\n"
-
     def _usage(self) -> dict[str, Any]:
         """Return the tokens of the prompt, once, and those of all answers."""
         timings = self.progress.timings

@@ -146,11 +146,11 @@ class Reply(ABC):
     @abstractmethod
     def rendered(self, event: AnyEvent) -> bytes | None: ...
 
-    @abstractmethod
-    def end(self) -> bytes: ...
+    def end(self) -> bytes:
+        return b""
 
-    @abstractmethod
-    def failed(self, refusal: Refusal) -> bytes: ...
+    def failed(self, refusal: Refusal) -> bytes:
+        return b"data: " + refusal.body + b"\n\n"
 
 
 class BlockReply(Reply):
