@@ -115,8 +115,6 @@ def _add_answer(content: str | list[dict[str, Any]], found: RequestMessages, whe
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input") or {}, at))
             case _ if kind not in _ELSEWHERE and not kind.endswith("_tool_result"):
                 texts.append(read_text([block], at))
-            case _:
-                continue
     found.add_answer("\n".join(texts), "\n".join(reasoning), calls)
 
 

@@ -187,11 +187,8 @@ def read_messages(given: list[ChatMessage]) -> RequestMessages:
                 if not isinstance(function, dict):
                     raise field_error(at, "only calls of functions are supported", "unsupported")
                 calls.append(read_call(one.get("id"), function.get("name"), function.get("arguments") or "", at))
-            found.add_answer(
-                content,
-                message.reasoning_content or (message.reasoning if isinstance(message.reasoning, str) else ""),
-                calls,
-            )
+            thoughts = message.reasoning if isinstance(message.reasoning, str) else ""
+            found.add_answer(content, message.reasoning_content or thoughts, calls)
         else:
             found.add(role, content)
     return found
