@@ -85,9 +85,7 @@ class McpSession:
 
     @classmethod
     async def start(cls, server: ToolServerConfig, log: Path) -> McpSession:
-        """Start a server; its standard error goes to `log`. Raises OSError: there is no such command or folder;
-        ValueError: an argument has a NUL.
-        """
+        """Start a server, whose errors go to `log`. Raises OSError: no such command or folder; ValueError: a NUL."""
         file, loop = _opened(log), asyncio.get_running_loop()
         environment = {name: os.environ[name] for name in KEPT if name in os.environ} | server.env
         try:
@@ -283,7 +281,6 @@ def _parsed(line: bytes) -> types.JSONRPCMessage:
 
 
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
-    annotations = tool.annotations
     if len(tool.name) > _LONGEST_NAME:
         raise ValueError(f"a tool has a name of {len(tool.name):,} characters; {_LONGEST_NAME} are allowed")
     try:
@@ -296,7 +293,7 @@ def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
         parameters=tool.input_schema,
         source=source,
         origin=origin,
-        read_only=annotations is not None and bool(annotations.read_only_hint),
+        read_only=bool(tool.annotations and tool.annotations.read_only_hint),
     )
 
 
