@@ -72,11 +72,8 @@ class Backend(Protocol):
         """Let the model end its reasoning and answer now; False when it is not reasoning, or the engine cannot."""
         ...
 
-    async def count_tokens(self, text: str) -> int | None:
-        """Return how many tokens a text has for the loaded model; None where that cannot be told, or not at once."""
-
-    async def count_prompt(self, request: Generate) -> int | None:
-        """Return how many tokens the prompt of a request has; None where that cannot be told."""
+    async def count_tokens(self, of: str | Generate) -> int | None:
+        """Return how many tokens a text or the prompt of a request has; None where that is not known, or not now."""
 
     async def forget(self, chat_id: str) -> None:
         """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
@@ -92,8 +89,6 @@ class Backend(Protocol):
 
 
 NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-
-
 _T = TypeVar("_T")
 
 

@@ -122,8 +122,7 @@ class LocalBackend(ModelBackend):
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """Return `event` with what only the parent can give: the read bandwidth, and notes on placement, unwritable
-        files, running servers."""
+        """Return `event` with what the parent knows: read bandwidth, placement, unwritable files, running servers."""
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
             notes += (
@@ -204,17 +203,12 @@ class LocalBackend(ModelBackend):
         self._send(EndReasoning(request_id=running[0].request_id))
         return True
 
-    async def count_tokens(self, text: str) -> int | None:
-        """Return how many tokens a text has for the loaded model; None while the worker is busy."""
+    async def count_tokens(self, of: str | Generate) -> int | None:
+        """Count as `Backend.count_tokens`; a text only while the worker is not busy."""
         worker = self._process
-        if worker is None or self._model is None or self._running:
+        if worker is None or self._model is None or (self._running and isinstance(of, str)):
             return None
-        return await worker.count_tokens(text)
-
-    async def count_prompt(self, request: Generate) -> int | None:
-        """Return how many tokens the prompt of a request has; None without a worker, or when it cannot be made."""
-        worker = self._process
-        return None if worker is None or self._model is None else await worker.count_tokens(prompt=request)
+        return await worker.count_tokens(of)
 
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))
@@ -276,9 +270,7 @@ class LocalBackend(ModelBackend):
             self._process.send(command)
 
     async def _ensure_started(self, launch: Launch) -> Failed | None:
-        """Start a worker with `launch`; one that was started with another memory policy or CPU module saves, exits and
-        is replaced.
-        """
+        """Start a worker with `launch`; one of another launch saves, exits and is replaced."""
         async with self._starting:
             failure = WORKER_CLOSED if self._closed else await self._start(launch)
             return WORKER_CLOSED if self._closed else failure

@@ -21,7 +21,15 @@ from typing import Final
 import msgspec
 
 from cpuchat.base.errors import Interrupted, WorkerDied, WorkerStuck
-from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command, starter
+from cpuchat.base.processes import (
+    child_environment,
+    exit_reason,
+    is_set_within,
+    kill_group,
+    last_output,
+    python_command,
+    starter,
+)
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE
 from cpuchat.protocol.messages import (
@@ -101,23 +109,12 @@ def spawn(
     return starter().submit(start)
 
 
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
-
-
 class WorkerProcess:
     """A running worker, as `start` makes one. Use it from one event loop only.
 
     `events` holds what it reported, without what is of requests that are `listened_to`, and, once it is gone, one last
     `Failed`, as each queue does: "worker_died", or "interrupted" when it was closed or killed from here. A thread of
-    its own writes to its pipe, which may be full.
-
-    Attributes:
-        log: its standard error; outlives it.
-        launch: what it was started with.
+    its own writes to its pipe, which may be full. `log` is its standard error, which outlives it.
     """
 
     def __init__(self, spawned: Spawned) -> None:
@@ -172,12 +169,13 @@ class WorkerProcess:
         if self.alive:
             self._writer.submit(self._write, encode(command))
 
-    async def count_tokens(self, text: str = "", prompt: Generate | None = None) -> int | None:
+    async def count_tokens(self, of: str | Generate) -> int | None:
         """Return the tokens of a text or a prompt, once all earlier commands are done; None when the worker exits."""
         if not self.alive:
             return None
         request_id = next(self._count_ids)
         counted = self._counts[request_id] = self._loop.create_future()
+        text, prompt = (of, None) if isinstance(of, str) else ("", of)
         self.send(CountTokens(request_id=request_id, text=text, prompt=prompt))
         try:
             return await counted
@@ -188,12 +186,11 @@ class WorkerProcess:
         """Let the worker save and exit; kill it if it does not."""
         self._failure = self._failure or WORKER_CLOSED
         self.send(Shutdown())
-        if await _is_set_within(self._shutting_down, ANSWER_SECONDS) and await _is_set_within(
-            self._gone, SHUTDOWN_SECONDS
-        ):
+        obeys = await is_set_within(self._shutting_down, ANSWER_SECONDS)
+        if obeys and await is_set_within(self._gone, SHUTDOWN_SECONDS):
             return
         self.kill()
-        if not await _is_set_within(self._gone, _DYING_SECONDS):  # it hangs in the kernel and dies when let go
+        if not await is_set_within(self._gone, _DYING_SECONDS):  # it hangs in the kernel and dies when let go
             self._ended(-signal.SIGKILL, "")
 
     def wake(self) -> None:
@@ -321,11 +318,8 @@ async def watch_over(worker: WorkerProcess, is_cancelled: Callable[[], bool], lo
     """Kill a worker that does not stop when it was told to; runs until cancelled from here or the worker is gone.
 
     A prefill obeys a cancel within a second, so only cancels that are not obeyed count, and only the CPU time that one
-    thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone.
-
-    Args:
-        is_cancelled: whether the worker was told to stop.
-        longest_pass: seconds that a recurrent model, which stops between passes only, may take for one.
+    thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone. `longest_pass` are
+    the seconds that a recurrent model, which stops between passes only, may take for one.
     """
     import psutil  # 10 ms
 

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class SwitchingBackend:
-    """See `backend.base.Backend`. A load decides who answers from then on; the other one gives its memory back.
-
-    `local` is the worker's side, for what only a worker has.
-    """
+    """See `backend.base.Backend`. A load decides who answers from then on; the other one gives its memory back."""
 
     def __init__(self, local: LocalBackend | None = None, keys: KeyRing | None = None) -> None:
         self.local = local or LocalBackend()
@@ -70,11 +67,8 @@ class SwitchingBackend:
     async def end_reasoning(self) -> bool:
         return await self._current.end_reasoning()
 
-    async def count_tokens(self, text: str) -> int | None:
-        return await self._current.count_tokens(text)
-
-    async def count_prompt(self, request: Generate) -> int | None:
-        return await self._current.count_prompt(request)
+    async def count_tokens(self, of: str | Generate) -> int | None:
+        return await self._current.count_tokens(of)
 
     async def cancel(self) -> None:
         await self._current.cancel()

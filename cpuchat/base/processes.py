@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
 _NAMES = frozenset({
@@ -98,6 +99,16 @@ def starter() -> ThreadPoolExecutor:
 
 
 T = TypeVar("T")
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, so many seconds at most; returns whether it is set."""
+    import asyncio
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def run_in_daemon_thread(function: Callable[[], T]) -> T:

@@ -22,15 +22,7 @@ import msgspec
 from cpuchat.base import files
 from cpuchat.base.errors import ChatsDamaged, ChatsError
 from cpuchat.chats import schema
-from cpuchat.chats.records import (
-    Chat,
-    StoredMessage,
-    column,
-    decoded,
-    new_chat_id,
-    repaired_chat,
-    repaired_message,
-)
+from cpuchat.chats.records import Chat, StoredMessage, column, decoded, new_chat_id, repaired_chat, repaired_message
 from cpuchat.telemetry.units import plural
 
 Row = dict[str, Any]
@@ -52,8 +44,7 @@ _LOST = """
 """
 """Whether there are messages without a chat, or chats that nothing can name."""
 _SHARED_LOCK = 0x40000002, 510
-"""Where SQLite locks a database that is open: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h
-"""
+"""Where SQLite locks an open database: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h"""
 _QUERIES = 4000  # how often a damaged table is asked for what is behind the damage
 
 
@@ -160,7 +151,7 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> int:
         if repaired["id"] in new_ids.values():  # a table without its key
             repaired["id"] = new_chat_id()
         new_ids.setdefault(row["id"], repaired["id"])
-        _insert(db, "chats", {**repaired, **more})
+        insert(db, "chats", {**repaired, **more})
 
     for rowid, row in rows["chats"]:
         put_chat(row, rowid=rowid)
@@ -172,16 +163,18 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> int:
         if row["chat_id"] not in new_ids:
             times = dict.fromkeys(("created", "updated"), row["created"])
             put_chat(_DEFAULTS["chats"] | {"id": row["chat_id"], "title": "Recovered chat"} | times)
-        _insert(db, "messages", {**repaired, "id": rowid, "chat_id": new_ids[row["chat_id"]]})
+        insert(db, "messages", {**repaired, "id": rowid, "chat_id": new_ids[row["chat_id"]]})
     for _, row in rows["drafts"]:
         if all(isinstance(row[name], str) for name in ("window", "name", "text")):
-            _insert(db, "drafts", {**row, "chat_id": new_ids.get(row["chat_id"])})
+            insert(db, "drafts", {**row, "chat_id": new_ids.get(row["chat_id"])})
     return n_lost
 
 
-def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
+def insert(db: sqlite3.Connection, table: str, row: Row) -> int:
+    """Add a row, and return its rowid."""
     marks = ", ".join("?" * len(row))
-    db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    done = db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    return done.lastrowid or 0
 
 
 def _rows(db: sqlite3.Connection, table: str, low: int, high: int, down: bool = False) -> Iterator[Numbered]:

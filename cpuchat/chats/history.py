@@ -1,6 +1,4 @@
-"""The messages of the open chat, kept in sync with the store, and what the model reads of them: attachments before a
-question, summaries in place of what they cover.
-"""
+"""The messages of the open chat, in sync with the store, and what the model reads of them, summaries included."""
 
 from __future__ import annotations
 
@@ -87,8 +85,7 @@ class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
     `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
-    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer,
-    changes.
+    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer, changes.
     """
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], object]) -> None:
@@ -131,14 +128,8 @@ class ChatHistory:
         self.chat, self.messages, self.tree = None, [], Tree()
 
     async def open(self, chat_id: str, still_free: Callable[[], None], message_id: int = 0) -> None:
-        """Open a stored chat.
-
-        Args:
-            message_id: on this message's branch, unless 0: the one that was open last.
-            still_free: raises if an answer began while the chat was read.
-
-        Raises:
-            ChatsError: it cannot be read, or the last answer is not saved.
+        """Open a stored chat, on the branch of `message_id`; 0: the one that was open last. `still_free` raises if an
+        answer began while it was read. Raises ChatsError: it cannot be read, or the last answer is not saved.
         """
         await self.saver.save()
         opened = await asyncio.to_thread(self._read, chat_id, message_id)
@@ -204,10 +195,8 @@ class ChatHistory:
     ) -> list[StoredMessage]:
         """Add a user message, in a new chat with these `options` if none is open, and return the messages to answer.
 
-        Raises:
-            CpuchatError: as `attach`.
-            ChatsError: it could not be saved, and was not added.
-            ChatsChanged: another instance changed the chat, which has been loaded again.
+        Raises CpuchatError as `attach`; ChatsError: it could not be saved, and was not added; ChatsChanged: another
+        instance changed the chat, which has been loaded again.
         """
         attachments = await _read_by(attach)
         new = options | {"model": model, "title": title_of(text, attachments)}
@@ -260,15 +249,9 @@ class ChatHistory:
     async def up_to_question(
         self, text: str | None = None, message_id: int = 0, attach: Attach | None = None
     ) -> list[StoredMessage]:
-        """Return the messages up to a question, with another one with this `text` and what `attach` reads in its place
-        if `text` is given.
-
-        Args:
-            message_id: the question, or an answer to it; 0: the last one.
-
-        Raises:
-            UsageError: there is none.
-            CpuchatError, ChatsError, ChatsChanged: as `add_question`.
+        """Return the messages up to a question, in its place one with this `text`, if given, and what `attach` reads.
+        `message_id`: the question, or an answer to it; 0: the last one. Raises UsageError: there is none; as
+        `add_question`.
         """
         index = len(self.messages) - 1
         if message_id:
@@ -299,9 +282,9 @@ class ChatHistory:
         await self._require_current()
         return list(self.messages)
 
-    def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> StoredMessage:
-        """Return the empty answer to `history`; with its first word the two become the open branch, also in the
-        store. An answer at its end is continued, and returned.
+    def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> None:
+        """Begin an answer to `history`, or to continue the one at its end; with the first word, they become the open
+        branch, also in the store.
         """
         assert self.chat is not None
         chat_id = self.chat.id
@@ -319,14 +302,15 @@ class ChatHistory:
                 )
                 self.messages[-len(rows) : -1] = rows[:-1]
 
-        if history[-1].role == "assistant":
-            *history, last = history
-            answer = msgspec.structs.replace(last, stop_reason=None)
-            self.saver.resume_answer(self.chat, answer, saved)
+        last = history[-1]
+        if last.role == "assistant":
+            history, answer = history[:-1], msgspec.structs.replace(last, stop_reason=None)
         else:
-            answer = self.saver.begin_answer(self.chat, model, history[-1], settings, saved)
+            answer = StoredMessage(
+                id=UNSAVED, chat_id=chat_id, parent=last.id, role="assistant", model=model, settings=settings
+            )
+        self.saver.begin_answer(self.chat, answer, last, saved)
         self._shown = [*history, answer]
-        return answer
 
     async def put_answer(self, **changes: object) -> bool:
         """Change fields of the answer; a `stop_reason` saves it at once. Returns False if the chat has no place."""
@@ -366,9 +350,7 @@ class ChatHistory:
             )
 
     def save(self) -> None:
-        """Save drafts and the partial answer now, on this thread: for an app whose event loop has failed. Raises
-        ChatsError.
-        """
+        """Save drafts and the partial answer on this thread: the event loop has failed. Raises ChatsError."""
         self.drafts.save()
         self.saver.save_here()
 

@@ -53,11 +53,6 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     when_full: WhenFull = ""
     own: dict[str, Any] = {}
 
-    def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
-        """Return whether overflow is an error; else the oldest turns are left out. `asks`: the user can be asked."""
-        choice = self.when_full or ("compact" if asks else "drop")
-        return choice == "stop" or (choice == "compact" and can_summarize)
-
 
 class Deleted(msgspec.Struct, frozen=True):
     """Deleted rows of each table, to be put back, and the first message of a branch (0: the chat), whose `leaf` was
@@ -135,10 +130,10 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One message of a chat. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
-    was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when
-    its app died in the middle of it, or None while it is being written; of a
-    question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
-    (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.
+    was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when its app
+    died in the middle of it, or None while it is being written; of a question, the code of the error that refused it as
+    too long. `recording` is the JSON of a compared answer's tokens (`compare.runner.KeptTokens`). `chat_id` is of the
+    store: no document has it.
     """
 
     id: int = 0
@@ -200,9 +195,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `row` of the table `messages` with invalid values replaced; None: its role is unknown. An invalid `parent`
-    becomes -1, for which `Tree` finds another one.
-    """
+    """Return `row` of the table `messages` with invalid values replaced, a parent by -1; None: its role is unknown."""
     if row["role"] not in get_args(Role):
         return None
     parent, stop_reason = row["parent"], row["stop_reason"]
@@ -219,7 +212,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
 def chat_of(row: tuple[Any, ...]) -> Chat:
     """Build the record of a row, with invalid values replaced."""
     fields = repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True)))
-    return Chat(**{**fields, "own": valid_values(_decoded(fields["own"], dict[str, Any]) or {})})
+    return Chat(**{**fields, "own": valid_values(from_json(fields["own"], dict[str, Any]) or {})})
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
@@ -227,20 +220,11 @@ def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
     fields = repaired_message(dict(zip(MESSAGE_COLUMNS, row, strict=True)))
     if fields is None:
         return None
-    timings, settings = _decoded(fields["timings"], Timings), _decoded(fields["settings"], AnswerSettings)
-    attachments, steps = attachments_of(fields["attachments"]), steps_of(fields["steps"])
-    decoded = {"timings": timings, "settings": settings, "attachments": attachments, "steps": steps}
-    return StoredMessage(**{**fields, **decoded})
-
-
-def attachments_of(text: object) -> tuple[Attachment, ...]:
-    """Return the attachments of a row; none if they make no sense."""
-    return _decoded(text, tuple[Attachment, ...]) or ()
-
-
-def steps_of(text: object) -> tuple[ToolStep, ...]:
-    """Return the steps of a row; none if they make no sense."""
-    return _decoded(text, tuple[ToolStep, ...]) or ()
+    for name, kind in (("timings", Timings), ("settings", AnswerSettings)):
+        fields[name] = from_json(fields[name], kind)
+    for name, kinds in (("attachments", tuple[Attachment, ...]), ("steps", tuple[ToolStep, ...])):
+        fields[name] = from_json(fields[name], kinds) or ()
+    return StoredMessage(**fields)
 
 
 def column(value: object) -> Any:
@@ -299,7 +283,8 @@ def valid_time(value: object, otherwise: object) -> float:
     return 0.0
 
 
-def _decoded(text: object, kind: type[_T]) -> _T | None:
+def from_json(text: object, kind: type[_T]) -> _T | None:
+    """Return what is in a column as JSON; None if it makes no sense."""
     if not isinstance(text, str):
         return None
     try:
@@ -396,9 +381,7 @@ class Tree:
         return sorted(found)
 
     def after_deletion(self, id: int) -> int:
-        """Return where to go on when the branch from `id` is deleted: the end of the sibling beside it, else its
-        parent; 0 when nothing is left.
-        """
+        """Return where to go on without the branch from `id`: the end of the one beside it, else its parent, or 0."""
         siblings = self.siblings(id)
         at = siblings.index(id)
         beside = siblings[at - 1 : at] if at else siblings[1:2]

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.base.errors import ChatsChanged, ChatsError
-from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
+from cpuchat.chats.records import Chat, StoredMessage
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
 
 AUTOSAVE_SECONDS = 0.3
-"""Seconds from one save to the next, at least. Text that comes later than that is saved as it arrives: then one
-wake-up serves both."""
+"""Seconds from one save to the next, at least. Later text is saved as it arrives: then one wake-up serves both."""
 _RETRY_SECONDS = 1.0
 UNSAVED = -1
 """Id of a message that the store does not have yet."""
@@ -58,19 +57,16 @@ class AnswerSaver:
     def begin_answer(
         self,
         chat: Chat,
-        model: str,
+        answer: StoredMessage,
         after: StoredMessage,
-        settings: AnswerSettings | None,
         on_saved: Callable[[list[StoredMessage], int], None],
-    ) -> StoredMessage:
-        """Begin to save an answer, and return it. The previous one must have been saved or discarded.
+    ) -> None:
+        """Begin to save an answer, or what is added to one that the store has. The previous one must have been saved or
+        discarded.
 
-        Args:
-            chat: as it is on the screen: when it is another in the store, that is a `conflict`.
-            after: the question; one with the id `UNSAVED` is saved with the answer.
-            settings: what it is generated with.
-            on_saved: called after each save with the rows that the first save added, the answer's last, and the
-                version of the chat.
+        When `chat`, as it is on the screen, is another in the store, that is a `conflict`. The question `after` is
+        saved with it if its id is `UNSAVED`. `on_saved` is called after each save with the rows that the first save
+        added, the answer's last, and the version of the chat.
         """
         self.discard()
         self.conflict, self.overtaken = None, False
@@ -87,18 +83,8 @@ class AnswerSaver:
                 row = store.add_message(chat.id, "assistant", after=asked.id, **written)
                 return [row] if asked is after else [asked, row], store.chat(chat.id).version
 
-        self._insert, self._saved, self._on_saved = insert, None, on_saved
-        return StoredMessage(
-            id=UNSAVED, chat_id=chat.id, parent=after.id, role="assistant", model=model, settings=settings
-        )
-
-    def resume_answer(
-        self, chat: Chat, answer: StoredMessage, on_saved: Callable[[list[StoredMessage], int], None]
-    ) -> None:
-        """Begin to save what is added to an answer that the store has; the rest as `begin_answer`."""
-        self.discard()
-        self.conflict, self.overtaken = None, False
-        self._saved, self._on_saved = ([answer], chat.version), on_saved
+        self._insert, self._on_saved = insert, on_saved
+        self._saved = None if answer.id == UNSAVED else ([answer], chat.version)
 
     def put(self, answer: StoredMessage) -> None:
         """Schedule this state of the answer for saving; the first state is saved at once."""

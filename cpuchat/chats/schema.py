@@ -1,8 +1,4 @@
-"""The schema of the chat database.
-
-`PRAGMA user_version` is the version of the tables. The tables themselves decide: a number that contradicts them is put
-right.
-"""
+"""The tables of the chat database. They decide: a `PRAGMA user_version` that contradicts them is put right."""
 
 from __future__ import annotations
 
@@ -15,10 +11,9 @@ from cpuchat.chats.records import INTERRUPTED
 
 VERSION = 14
 """Raise it with every change of the tables, and upgrade those of released versions."""
+# Columns are fields of `records.Chat` and `records.StoredMessage`, records in them as JSON. Drafts are in parts, of a
+# chat (NULL: a new one) and of the window that they belong to.
 TABLES = {
-    # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
-    # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
-    # own: values of settings for this chat alone, as JSON by key; NULL for none.
     "chats": """
     CREATE TABLE chats (
         id TEXT PRIMARY KEY,
@@ -34,9 +29,6 @@ TABLES = {
         own TEXT
     )
     """,
-    # As JSON: settings of an answer (`records.AnswerSettings`), texts sent with a message (`records.Attachment`), steps
-    # on the way to an answer (`tool_calls.ToolStep`), and its recording, when the tokens of a compared answer came, and
-    # what the other side predicts (`runner.KeptTokens`).
     "messages": """
     CREATE TABLE messages (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,7 +47,6 @@ TABLES = {
         recording TEXT
     )
     """,
-    # Unsent texts (`drafts.DraftSaver`) of a chat, NULL for a new one, in parts, by the window that they belong to.
     "drafts": """
     CREATE TABLE drafts (
         chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE, window TEXT, name TEXT, text TEXT
@@ -87,12 +78,8 @@ class EarlierLayout(UnexpectedLayout):
 
 
 def make_tables(db: sqlite3.Connection) -> None:
-    """Create the tables in an empty file. Another instance may do the same at the same time.
-
-    Raises:
-        ChatsTooNew: the file is ahead of this program.
-        ChatsForeign: it is another program's database.
-        UnexpectedLayout, sqlite3.Error
+    """Create the tables in an empty file. Another instance may do the same at the same time. Raises ChatsTooNew: the
+    file is ahead of this program; ChatsForeign: it is another program's database; UnexpectedLayout, sqlite3.Error.
     """
     if _version(db) == VERSION and _is_ours(db):
         return
@@ -147,8 +134,7 @@ def column_names(db: sqlite3.Connection, table: str) -> set[str]:
 
 
 def make_derived(db: sqlite3.Connection) -> None:
-    """Create missing or altered indexes; drop unknown ones, and triggers and a search index, which are not this
-    version's."""
+    """Create missing or altered indexes; drop unknown ones, triggers and a search index: no part of this version."""
     where = "type = 'trigger' OR type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL"
     if dict(db.execute(f"SELECT name, sql FROM sqlite_master WHERE {where}")) != _INDEXES:
         with transaction(db):

@@ -23,25 +23,25 @@ import msgspec
 from cpuchat.base.errors import ChatsChanged
 from cpuchat.base.text import clean_line
 from cpuchat.chats import schema
-from cpuchat.chats.database import Database
+from cpuchat.chats.database import Database, insert
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
+    Attachment,
     Chat,
     Deleted,
     Excerpt,
     SearchHit,
     StoredMessage,
     Tree,
-    attachments_of,
     chat_of,
     column,
+    from_json,
     message_of,
     new_chat_id,
-    steps_of,
     storable,
 )
-from cpuchat.protocol.messages import Role
+from cpuchat.protocol.messages import Role, ToolStep
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
@@ -127,8 +127,8 @@ def find(db: sqlite3.Connection, text: str, limit: int) -> dict[str, tuple[Excer
 
 def _beside(attachments: object, steps: object) -> Iterator[str]:
     """Yield the texts that belong to a message beside its own."""
-    yield from (one.text for one in attachments_of(attachments))
-    for step in steps_of(steps):
+    yield from (one.text for one in from_json(attachments, tuple[Attachment, ...]) or ())
+    for step in from_json(steps, tuple[ToolStep, ...]) or ():
         yield step.said
         yield from (result.text for result in step.results)
 
@@ -136,14 +136,9 @@ def _beside(attachments: object, steps: object) -> Iterator[str]:
 class ChatStore(Database):
     """Stores chats in one file, which is created if missing and repaired if damaged; `notices` reports repairs.
 
-    Args:
-        path: the file. A folder that has to be made for it gets mode 0700, the file 0600.
-
-    Raises:
-        ChatsDamaged: the file is damaged and cannot be replaced by a sound one.
-        ChatsForeign: it is another program's database.
-        ChatsTooNew: a newer version wrote it; it is left as it is.
-        ChatsError: the folder or file cannot be used (permissions, full disk). Every method raises it too.
+    A folder that has to be made for it gets mode 0700, the file 0600. Raises ChatsDamaged: it cannot be replaced by a
+    sound one; ChatsForeign: it is another program's; ChatsTooNew: a newer version wrote it, and it is left as it is;
+    ChatsError: folder or file cannot be used (permissions, full disk). Every method raises that too.
     """
 
     def create_chat(self, model: str, system_prompt: str = "", **fields: Any) -> Chat:
@@ -171,8 +166,7 @@ class ChatStore(Database):
                 self.set_leaf(chat.id, added.get(chat.leaf, last))
 
     def _insert_chat(self, chat: Chat) -> None:
-        values = [column(value) for value in msgspec.structs.astuple(chat)]
-        self._db.execute(f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * len(values))})", values)
+        insert(self._db, "chats", {name: column(value) for name, value in msgspec.structs.asdict(chat).items()})
 
     def chats(self) -> list[Chat]:
         """Return all chats, last changed first."""
@@ -303,15 +297,9 @@ class ChatStore(Database):
     def add_message(
         self, chat_id: str, role: Role, content: str, *, after: int | None = None, **fields: Any
     ) -> StoredMessage:
-        """Add a message, and open its branch.
-
-        Args:
-            after: id of the message that it follows, 0 at the beginning of the chat; None: the last one of the open
-                branch.
-            fields: others of `StoredMessage`.
-
-        Raises:
-            ChatsChanged: the chat or the message that it follows is gone (deleted by another instance).
+        """Add a message with these fields of `StoredMessage`, and open its branch. `after`: id of the message that it
+        follows, 0 at the beginning of the chat; None: the last one of the open branch. Raises ChatsChanged: the chat or
+        the message that it follows is gone (deleted by another instance).
         """
         now = time.time()
         with self.transaction():
@@ -329,9 +317,8 @@ class ChatStore(Database):
         return msgspec.structs.replace(added, id=id)
 
     def _insert_message(self, message: StoredMessage) -> int:
-        values = [column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]]
-        marks = ", ".join("?" * len(values))
-        return self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values).lastrowid or 0
+        row = {name: column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]}  # the database gives the id
+        return insert(self._db, "messages", row)
 
     def update_message(self, message_id: int, **changes: object) -> int | None:
         """Update the columns of a growing answer that are given and hold something.

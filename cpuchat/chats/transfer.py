@@ -13,30 +13,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsTooNew, UsageError
-from cpuchat.chats.records import (
-    Chat,
-    StoredMessage,
-    Tree,
-    is_chat_id,
-    repaired_chat,
-    storable,
-    valid_time,
-)
+from cpuchat.chats.records import Chat, StoredMessage, Tree, is_chat_id, repaired_chat, storable, valid_time
 from cpuchat.chats.store import ChatStore
 
 VERSION = 1
 
 
 class PortableChat(Chat, frozen=True, kw_only=True, omit_defaults=True):
-    """A chat with the messages of all its branches, without `version` and `chat_id`. What a later version chose is read
-    as it is, and checked when it is stored.
-    """
+    """A chat with the messages of all its branches, without `version` and `chat_id`; checked when it is stored."""
 
     when_full: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     messages: list[StoredMessage] = []
@@ -94,9 +84,8 @@ class Imported:
 def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
     """Add the chats that the store does not have, all or none of them; nothing in it is changed.
 
-    A chat keeps its id; when another one has it, its id is made of its content. So a
-    file that is imported again adds only what is new in it, as chats of their own. Raises ChatsError: nothing was
-    added.
+    A chat keeps its id; when another one has it, its id is made of its content. So a file that is imported again adds
+    only what is new in it, as chats of their own. Raises ChatsError: nothing was added.
     """
     done = Imported()
     with store.transaction():
@@ -112,20 +101,17 @@ def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
                 done.known += 1
                 continue
             chat = Chat(**repaired_chat(msgspec.structs.asdict(one) | {"id": id, "version": 0}))
-            messages = [
-                msgspec.structs.replace(message, created=valid_time(message.created, chat.created), chat_id=id)
-                for message in one.messages
-            ]
-            messages = [  # without settings it is of another program, which need not tell how an answer ended
-                msgspec.structs.replace(message, stop_reason=message.stop_reason or "end")
-                if message.role == "assistant" and message.settings is None
-                else message
-                for message in messages
-            ]
-            store.add_copy(chat, messages)
+            store.add_copy(chat, (_of_chat(chat, message) for message in one.messages))
             known[id] = chat
             done.added.append(chat)
     return done
+
+
+def _of_chat(chat: Chat, message: StoredMessage) -> StoredMessage:
+    changes: dict[str, Any] = {"created": valid_time(message.created, chat.created), "chat_id": chat.id}
+    if message.role == "assistant" and message.settings is None:  # of another program, which need not tell how it ended
+        changes["stop_reason"] = message.stop_reason or "end"
+    return msgspec.structs.replace(message, **changes)
 
 
 FILE_BYTES = 256 << 20

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import entries, numbered, read_number, read_text
+from cpuchat.hardware.sysfs import ROOT, entries, numbered, read_number, read_text
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
-ROOT = Path("/")
 _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 
 
@@ -60,9 +59,7 @@ def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Calls into the system; every one raises OSError when refused.
-
-    `perf_event_open(attr, pid, cpu, flags)` returns a file descriptor."""
+    """Calls into the system, with the arguments of `perf_event_open` and of os; each raises OSError when refused."""
 
     perf_event_open: Callable[[bytes, int, int, int], int] = perf_event_open
     read: Callable[[int, int], bytes] = os.read
@@ -127,13 +124,11 @@ class Counter:
             self.groups[group].append((PerfEvent(fd, self._kernel), each))
 
     def growth(self) -> tuple[float | None, ...]:
-        """Return each group's amount since the last call; None where one of its events had no count. Raises OSError: an
-        event is gone."""
+        """Return each group's amount since the last call; None: an event had no count. Raises OSError: one is gone."""
         found: list[float | None] = []
         for group in self.groups:
-            grown = [(event.growth(), each) for event, each in group]
-            missing = any(value is None for value, _ in grown)
-            found.append(None if missing else sum((value or 0.0) * each for value, each in grown))
+            grown = [value * each for event, each in group if (value := event.growth()) is not None]
+            found.append(sum(grown) if len(grown) == len(group) else None)
         return tuple(found)
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ from cpuchat.hardware.monitor import counter_states
 from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
-from cpuchat.hardware.sysfs import Clock, clock, read_text
-from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
+from cpuchat.hardware.sysfs import ROOT, Clock, clock, read_text
+from cpuchat.hardware.topology import FEATURES, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import NO_PEAKS, Peaks
@@ -69,8 +69,7 @@ class DiagnosticFacts:
 
 
 def refused_policy(words: str) -> str:
-    """Try a memory policy in a thread of its own, whose memory it would be; returns why the kernel rejects it, "" when
-    it does not."""
+    """Try a memory policy in a thread, whose memory it would be; returns why the kernel rejects it, else ""."""
     with ThreadPoolExecutor(1) as thread:
         error = thread.submit(apply, parse_policy(words)).exception()
     return str(error) if error is not None else ""
@@ -153,8 +152,7 @@ UNMEASURED: Final = "The read bandwidth has not been measured"
 
 
 def cores(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report settings that this machine cannot apply, and two threads on one core, which share its execution units and
-    its path to memory."""
+    """Report settings that this machine cannot apply, and threads that share a core with its path to memory."""
     spec, placed = facts.spec, facts.placement
     if problem := facts.problems.get("cores") or facts.problems.get("threads"):
         words = f"engine.cores {spec.cores}, engine.threads {spec.threads}: {problem}"
@@ -253,9 +251,7 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 _GOOD_SHARE = 0.65
-"""Expected share of the theoretical peak. Measured: 74 to 84 % on Genoa, 92 to 99 % on Turin, 75 to 92 % on Milan, 68 %
-on a Rome with half of its dies.
-"""
+"""Expected share of the theoretical peak. Measured: Genoa 74-84 %, Turin 92-99 %, Milan 75-92 %, Rome (half) 68 %."""
 _GOOD_LINK_SHARE = 0.8
 """Expected share of the bandwidth of all fabric links together; a single link is measured at its best."""
 _LITTLE_SHARE, _LITTLE_BYTES, _ENOUGH_BYTES = 0.1, 1 << 30, 4 << 30

@@ -23,9 +23,7 @@ CPUS = "/sys/devices/system/cpu"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 BALANCING = "/proc/sys/kernel/numa_balancing"
 _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-"""Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
-(pm/intel_pstate.rst).
-"""
+"""Drivers whose "powersave" governor scales with the load in place of the lowest frequency (pm/intel_pstate.rst)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,10 @@ def read_knobs(topology: Topology, root: Path) -> tuple[Knob, ...]:
 
 
 def value_of(root: Path, path: str) -> str:
-    """Return the value of the file at the absolute `path`; of a choice such as `always [madvise] never`, the selected
-    word; "" when unreadable."""
+    """Return what the file at the absolute `path` has; of a choice, `always [madvise] never`, the selected word."""
     text = read_text(root / path.lstrip("/"))
-    _, opening, rest = text.partition("[")
-    word, closing, _ = rest.partition("]")
-    return word if opening and closing else text
+    chosen = re.search(r"\[([^\]]*)\]", text)
+    return chosen[1] if chosen is not None else text
 
 
 def huge_pages(root: Path) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import groupby
+from typing import Final
 
+LIST: Final = r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*"
+"""A list as a user may write it, as a regular expression."""
 _MAX = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
 
 

@@ -1,7 +1,6 @@
 """The memory available for a model.
 
 Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
-`root` replaces `/` in tests.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import cgroup_folders, read_number, read_text
+from cpuchat.hardware.sysfs import ROOT, cgroup_folders, read_number, read_text
 
-ROOT = Path("/")
 _ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)
 
 

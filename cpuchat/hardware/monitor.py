@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters import ROOT, CannotCount, Counter, Kernel, open_power, open_traffic
+from cpuchat.hardware.counters import CannotCount, Counter, Kernel, open_power, open_traffic
+from cpuchat.hardware.sysfs import ROOT
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.metric import Metric, missing
 
@@ -25,8 +26,7 @@ V = TypeVar("V", Bandwidth, Power)
 
 
 def counter_states(topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> tuple[Metric[str], ...]:
-    """Try the counters of memory traffic and of power; each is closed again. Return the name of each, or why it does
-    not open and what makes it readable. Never raises."""
+    """Try the counters of traffic and power; return the name of each, or why it does not open. Never raises."""
     found: list[Metric[str]] = []
     for opener in (open_traffic, open_power):
         try:
@@ -88,8 +88,7 @@ class _Watched(Generic[V]):
 
 
 class Monitor:
-    """Samples the machine's counters. `sample` may be called at any rate. Counters are opened at the first sample.
-    `root`: replaces `/` in tests."""
+    """Samples the machine's counters, which are opened at the first sample. `sample` may be called at any rate."""
 
     def __init__(self, topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None) -> None:
         self._max_watts = _MAX_WATTS * max(len(topology.packages), 1)
@@ -111,8 +110,7 @@ class Monitor:
         return Power(joules / seconds, self._joules, name)
 
     def sample(self, now: float | None = None) -> MachineSample:
-        """Return the newest figures. Never raises. `now`: monotonic seconds, of the same clock in every call; None:
-        time.monotonic()."""
+        """Return the newest figures; never raises. `now`: monotonic seconds of one clock; None: time.monotonic()."""
         when = time.monotonic() if now is None else now
         bandwidth, power = self._bandwidth.sample(when), self._power.sample(when)
         return MachineSample(

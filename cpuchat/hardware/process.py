@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from mmap import PAGESIZE
 from pathlib import Path
 
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import read_text
-from cpuchat.hardware.topology import ROOT
+from cpuchat.hardware.sysfs import ROOT, read_text
 
 _KILOBYTES = re.compile(r"^(\w+): +([0-9]{1,15}) kB$", re.MULTILINE)
 _PROCESSOR = 36  # of the fields of /proc/PID/stat behind the name (proc_pid_stat(5): field 39)
@@ -59,31 +56,19 @@ def memory_pages(pid: int, root: Path = ROOT) -> MemoryPages | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Resident bytes. `private` is the process's own; `shared` is mapped files (model weights, shared by every
-    process that maps the same file) and shared memory."""
+    """Resident bytes: `private` is the process's own, `shared` mapped files (model weights) and shared memory."""
 
     private: int
     shared: int
 
 
 def process_memory(pid: int) -> ProcessMemory | None:
-    """Return the resident memory of `pid`; None when there is no such process or it may not be looked at.
+    """Return the resident memory of `pid`; None when there is no such process or it may not be looked at."""
+    import psutil  # 10 ms
 
-    Linux: /proc/PID/statm (proc(5)). Elsewhere: what psutil can tell.
-    """
-    if sys.platform != "linux":
-        import psutil  # not needed on Linux, and slow to import
-
-        try:
-            info = psutil.Process(pid).memory_info()
-        except psutil.Error:
-            return None
-        shared = getattr(info, "shared", 0)
-        return ProcessMemory(private=info.rss - shared, shared=shared)
     try:
-        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split())
-    except (OSError, ValueError):
+        info = psutil.Process(pid).memory_info()
+    except psutil.Error:
         return None
-    if not resident:  # a zombie has no memory left
-        return None
-    return ProcessMemory(private=(resident - shared) * PAGESIZE, shared=shared * PAGESIZE)
+    shared = getattr(info, "shared", 0)  # told by Linux only
+    return ProcessMemory(private=info.rss - shared, shared=shared) if info.rss else None  # a zombie has no memory left

@@ -12,9 +12,12 @@ import platform
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cpuchat.hardware.lists import parse_cpu_list
+
+ROOT: Final = Path("/")
+"""Where the paths below begin; tests put a folder in its place."""
 
 
 def read_text(path: Path) -> str:
@@ -62,7 +65,7 @@ def cgroup_folders(root: Path, controller: str = "") -> list[Path]:
     return found
 
 
-def cpu_quota(root: Path = Path("/")) -> float | None:
+def cpu_quota(root: Path = ROOT) -> float | None:
     """Return the cgroup CPU quota in CPUs (2.5 = two and a half); None when unlimited.
 
     The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or `cpu.cfs_quota_us` /

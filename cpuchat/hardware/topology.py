@@ -1,9 +1,9 @@
 """The topology of this machine: sockets, NUMA nodes, L3 groups and cores, which of them this process may use, and the
 CPU's instruction sets, named as llama.cpp prints them.
 
-Linux reports it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. `root` replaces `/` in
-tests. An L3 group is what shares one L3 cache: AMD's CCX. Linux has no name for its die (CCD), so which groups share a
-fabric link follows from the CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups per die.
+Linux reports it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. An L3 group is
+what shares one L3 cache: AMD's CCX. Linux has no name for its die (CCD), so which groups share a fabric link follows
+from the CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups per die.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.memory import meminfo, total_bytes
-from cpuchat.hardware.sysfs import CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
+from cpuchat.hardware.sysfs import ROOT, CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
 from cpuchat.telemetry.units import plural
-
-ROOT: Final = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +59,10 @@ class Topology:
     """The machine, and what of it this process may use.
 
     The first six fields are those of `sysfs.CpuInfo`. `l2` are bytes and cores of an L2 cache by kind of core.
-    `fabric_links` holds for each fabric link the L3 groups (by
-    index) behind it. `online` are all running CPUs, `allowed` those of this process, `allowed_nodes` the nodes that it
-    may take memory from. `quota`: the cgroup's CPU quota in CPUs (None: unlimited). `memory_total` is the machine's,
-    `memory_limit` the cgroup's (None: unlimited), in bytes. `virtual` is the evidence for a virtual machine, "" for
-    bare metal. `notes` say what is not known."""
+    `fabric_links` holds for each fabric link the L3 groups (by index) behind it. `online` are all running CPUs,
+    `allowed` those of this process, `allowed_nodes` the nodes that it may take memory from. `quota`: the cgroup's, in
+    CPUs. `memory_total` is the machine's, `memory_limit` the cgroup's, in bytes (of limits, None: unlimited). `virtual`
+    is the evidence for a virtual machine, "" for bare metal. `notes` say what is not known."""
 
     model: str = ""
     vendor: str = ""
@@ -284,8 +280,7 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
             index, cache.id if has_ids else None, cpus, tuple(core.index for core in members), cache.size,
             first.package, first.node, 0,
         ))  # fmt: skip
-    placed = tuple(replace(core, l3=place.get(core.index)) for core in cores)
-    return placed, groups
+    return tuple(replace(core, l3=place.get(core.index)) for core in cores), groups
 
 
 def _fabric_links(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpuchat.protocol.messages import Generate, ToolCall
+from cpuchat.protocol.messages import ToolCall
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import BlockReply, sent_event
 from cpuchat.serving.requests import (
@@ -88,10 +88,8 @@ def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     given = body.tool_choice or {"type": "auto"}
     mode, single = str(given.get("type")), bool(given.get("disable_parallel_tool_use"))
     named = (str(given.get("name")),) if mode == "tool" else ()
-    asked = Generate(
-        messages=tuple(transcript.messages),
-        continues=transcript.continues,
-        tools=offered.tools,
+    asked = transcript.asked(
+        offered,
         calling=read_rule("required" if named else mode, named, offered, single=single),
         grammar=read_form(
             body.output_format or (body.output_config or {}).get("format"),
@@ -117,8 +115,6 @@ def _add_answer(content: str | list[dict[str, Any]], found: RequestMessages, whe
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input") or {}, at))
             case _ if kind not in _ELSEWHERE and not kind.endswith("_tool_result"):
                 texts.append(read_text([block], at))
-            case _:
-                continue
     found.add_answer("\n".join(texts), "\n".join(reasoning), calls)
 
 

@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpuchat import __version__
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.grammar.limits import parser_limits
 from cpuchat.serving.anthropic import MessagesReply, read_messages
@@ -125,9 +124,7 @@ class AnswerEndpoint:
             await asyncio.gather(computing, return_exceptions=True)
 
     async def _read(self, body: bytes) -> ParsedRequest:
-        """Read a request, in a thread, which has its place until it ends, also when the client leaves: so many read at
-        a time. Raises Refusal.
-        """
+        """Read a request in a thread, so many at a time; one goes on when its client leaves. Raises Refusal."""
         await self._parsing.acquire()
         reading = asyncio.ensure_future(run_in_daemon_thread(lambda: self._parse(body)))
         reading.add_done_callback(lambda done: (self._parsing.release(), done.cancelled() or done.exception()))
@@ -139,9 +136,7 @@ class AnswerEndpoint:
     async def _compute(
         self, reply: Reply, others: list[Reply], record: RequestRecord, parts: asyncio.Queue[bytes | Refusal | None]
     ) -> None:
-        """Put the answers into the parts, then None; or what the first that failed failed with, which ends the others.
-        Each is a request for itself in the queue.
-        """
+        """Put the answers, each a request in the queue, into the parts, then None; or the failure that ended them."""
 
         async def stream(one: Reply, record: RequestRecord) -> None:
             async with contextlib.aclosing(self._service.answer(one.parsed, record, one.progress)) as events:
@@ -211,9 +206,8 @@ async def _disconnected(receive: Receive) -> None:
 
 async def _body(request: Request, max_bytes: int) -> bytes:
     """Return the body, at most `max_bytes` bytes. Raises Refusal when it is too large or too slow, ClientDisconnect."""
-    too_large = Refusal(
-        413, f"The body is larger than {max_bytes:,} bytes, more than the context holds.", "body_too_large"
-    )
+    what = f"The body is larger than {max_bytes:,} bytes, more than the context holds."
+    too_large = Refusal(413, what, "body_too_large")
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise Refusal(415, f"The body is compressed ({quoted(coding)}). Send it as plain JSON.", "unsupported")
     declared = request.headers.get("content-length", "")
@@ -232,9 +226,7 @@ async def _body(request: Request, max_bytes: int) -> bytes:
 
 
 def with_addresses(app: ASGIApp) -> ASGIApp:
-    """Return an app that corrects the paths which clients make of another base address: without `/v1` or with two, with
-    doubled slashes, or one at the end.
-    """
+    """Return an app that also takes paths without `/v1` or with two, with doubled slashes, or with one at the end."""
 
     async def corrected(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -309,12 +301,8 @@ def make_app(
     pages = Pages(service)
     parser_limits()  # imports llguidance: not while a request is read
 
-    def build() -> str:
-        engine = service.engine
-        return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
-
     def endpoint(name: str, read: Callable[[RequestReader, bytes], ParsedRequest], kind: type[Reply] | None) -> Any:
-        make = None if kind is None else lambda parsed: kind(service.names[0], build(), parsed)
+        make = None if kind is None else lambda parsed: kind(service.names[0], service.build, parsed)
         return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
     routes = [

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from cpuchat.protocol.messages import AnyEvent, FillIn, Generate, GenerationFinished, PrefillProgress, TextDelta
-from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import INT32, ParsedRequest, RequestBody, RequestReader, Unsupported
 
@@ -77,12 +76,6 @@ class InfillReply(Reply):
             case PrefillProgress():
                 return b"" if event.processed == event.cache_n else None
         return None
-
-    def end(self) -> bytes:
-        return b""
-
-    def failed(self, refusal: Refusal) -> bytes:
-        return b"data: " + refusal.body + b"\n\n"
 
     def _ending(self, content: str) -> dict[str, Any]:
         """Return the last object; `a/b` of the fields that are asked for is a value inside `a`."""

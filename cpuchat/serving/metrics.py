@@ -43,17 +43,13 @@ class ServingMetrics:
         self.queued = Summary("cpuchat_queue_seconds", "Time requests spent queued.", registry=registry)
         text = "From a request's arrival to its first token, the queue included."
         self.ttft = Summary("cpuchat_time_to_first_token_seconds", text, registry=registry)
-        self._counters = {name: Counter(f"cpuchat_{name}", text, registry=registry) for name, text in _COUNTERS.items()}
+        self.counters = {name: Counter(f"cpuchat_{name}", text, registry=registry) for name, text in _COUNTERS.items()}
         for name, (text, count) in gauges.items():
             Gauge(f"cpuchat_{name}", text, registry=registry).set_function(count)
         registry.register(_Figures(figures))
         for endpoint in ENDPOINTS:
             for result in get_args(Result):
                 self.requests.labels(endpoint, result)
-
-    def count_load(self) -> None:
-        """Count a load of the model, the first one included."""
-        self._counters["model_loads"].inc()
 
     def count_answer(self, timings: Timings) -> None:
         """Count what the engine did for a request, also a cut one."""
@@ -70,7 +66,7 @@ class ServingMetrics:
             "draft_tokens_accepted": timings.draft_n_accepted,
         }
         for name, count in counts.items():
-            self._counters[name].inc(max(count, 0))
+            self.counters[name].inc(max(count, 0))
 
     def page(self) -> bytes:
         """Return everything in Prometheus' text format."""

@@ -118,10 +118,8 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
         reason = "only reasoning_effort and enable_thinking, true or false, are supported"
         raise field_error("chat_template_kwargs", reason, "unsupported")
-    asked = Generate(
-        messages=tuple(transcript.messages),
-        continues=transcript.continues,
-        tools=offered.tools,
+    asked = transcript.asked(
+        offered,
         calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
         reasoning=wanted.pop() if wanted else reasoning,
         effort=effort,
@@ -189,11 +187,8 @@ def read_messages(given: list[ChatMessage]) -> RequestMessages:
                 if not isinstance(function, dict):
                     raise field_error(at, "only calls of functions are supported", "unsupported")
                 calls.append(read_call(one.get("id"), function.get("name"), function.get("arguments") or "", at))
-            found.add_answer(
-                content,
-                message.reasoning_content or (message.reasoning if isinstance(message.reasoning, str) else ""),
-                calls,
-            )
+            thoughts = message.reasoning if isinstance(message.reasoning, str) else ""
+            found.add_answer(content, message.reasoning_content or thoughts, calls)
         else:
             found.add(role, content)
     return found
@@ -262,9 +257,6 @@ class ChatReply(Reply):
         if not self.parsed.with_usage:
             return DONE
         return self._event([], {"usage": self._usage(), **self._timings()}) + DONE
-
-    def failed(self, refusal: Refusal) -> bytes:
-        return b"data: " + refusal.body + b"\n\n"
 
     def _usage(self) -> dict[str, Any]:
         """Return the tokens of the prompt, once, and those of all answers."""

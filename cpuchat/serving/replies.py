@@ -1,6 +1,4 @@
-"""One answer on its way to a client: what is known of it so far, whatever its dialect, and the base of the dialects'
-replies.
-"""
+"""One answer on its way to a client: what is known of it so far, and the base of the replies of all dialects."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.requests import ParsedRequest
 
+_LETTERS = string.ascii_letters + string.digits
 PING = b": waiting\n\n"  # a comment, which readers of server-sent events skip
 
 
@@ -80,8 +79,9 @@ class ReplyProgress:
                     self.text += event.text
             case CallDelta():
                 self._note_text(event, now)
-                if event.index == len(self.calls):
-                    self.calls.append(WrittenCall(event.id or new_id(), event.name))
+                if event.index == len(self.calls):  # an id has nine letters and digits, as some templates insist
+                    id = event.id or "".join(secrets.choice(_LETTERS) for _ in range(9))
+                    self.calls.append(WrittenCall(id, event.name))
                 self.calls[event.index].arguments += event.arguments
             case SpeculationUpdate(figures=figures):
                 drafts = {"draft_n": figures.draft_n, "draft_n_accepted": figures.draft_n_accepted}
@@ -105,15 +105,9 @@ class ReplyProgress:
 
     @property
     def timing_fields(self) -> dict[str, float]:
-        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide, with
-        `queue_ms` of one that waited."""
+        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 for what is not known, with `queue_ms`."""
         timings = msgspec.structs.replace(self.timings, queue_ms=1e3 * self.queued_s)
         return {name: 0.0 if value is None else value for name, value in timings.fields().items()}
-
-
-def new_id() -> str:
-    """Return an id of a call: nine letters and digits, as some templates insist."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class Reply(ABC):
@@ -146,11 +140,11 @@ class Reply(ABC):
     @abstractmethod
     def rendered(self, event: AnyEvent) -> bytes | None: ...
 
-    @abstractmethod
-    def end(self) -> bytes: ...
+    def end(self) -> bytes:
+        return b""
 
-    @abstractmethod
-    def failed(self, refusal: Refusal) -> bytes: ...
+    def failed(self, refusal: Refusal) -> bytes:
+        return b"data: " + refusal.body + b"\n\n"
 
 
 class BlockReply(Reply):

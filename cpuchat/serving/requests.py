@@ -1,6 +1,4 @@
-"""One request, whatever dialect it came in: checked, and turned into what the engine understands.
-
-The dialects (`openai_chat`, `responses`, `anthropic`) decode their bodies and make a `Generate` of what they ask for.
+"""One request, in whichever dialect (`openai_chat`, `responses`, `anthropic`): checked, and made a `Generate`.
 
 Tools that a client runs itself but declares by a type in place of a schema (a shell, an editor) are offered to the
 model as functions, with the schema that the vendor documents (the guides to tools of OpenAI and Anthropic). What the
@@ -118,9 +116,7 @@ _RUN_BY_CLIENT: Final = {
 
 
 def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[str, Any], str, Kind | None]]:
-    """Give the functions that a declared tool stands for, each with its place; None for one that is left out. Raises
-    Refusal: it is no tool.
-    """
+    """Give the functions that a tool stands for, with their places; None: it is left out. Raises Refusal: no tool."""
     kind = one.get("type") or "function" if isinstance(one, dict) else ""
     plain = re.sub(r"_\d{8}$", "", str(kind))
     name = str(one.get("name") or plain) if isinstance(one, dict) else ""
@@ -183,7 +179,6 @@ def _unsupported(kind: type[RequestBody]) -> dict[str, Unsupported]:
     return {name: one for name, hint in hints for one in get_args(hint) if isinstance(one, Unsupported)}
 
 
-B = TypeVar("B")
 T = TypeVar("T", bound=RequestBody)
 
 
@@ -223,9 +218,7 @@ class ParsedRequest:
 
 
 class RequestReader:
-    """Reads requests for one model. `settings`: for values that a request does not give. `note`: takes what the log
-    should say once, from any thread.
-    """
+    """Reads requests for one model. `settings` are for what they leave out; `note` takes what the log says once."""
 
     def __init__(
         self,
@@ -246,7 +239,7 @@ class RequestReader:
 
     def body(self, data: bytes, kind: type[T]) -> T:
         """Decode a body. Raises Refusal: it is not valid, or asks for what is not supported."""
-        body = decoded(data, kind)
+        body = _decoded(data, kind)
         if body.model and body.model not in self._names:
             self.note(f"{self._names[0]} answers requests for models that are not served.")
         for name, one in _unsupported(type(body)).items():
@@ -351,8 +344,7 @@ class RequestReader:
 
 
 def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return messages without the line that Claude Code bills by: it differs in each request, which would end all
-    reuse."""
+    """Return messages without the line that Claude Code bills by: different each time, it would end all reuse."""
     n_system = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     head = [msgspec.structs.replace(one, content=_BILLING.sub("", one.content)) for one in messages[:n_system]]
     kept = (new for new, old in zip(head, messages, strict=False) if new.content or not old.content)
@@ -376,12 +368,8 @@ def read_form(form: dict[str, Any] | None, param: str, *, also: str = "") -> str
 
 
 def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = "") -> str:
-    """Return the grammar of answers of this form. Raises Refusal.
-
-    Args:
-        param: the field that it is from.
-        grammar: GBNF, in place of a schema.
-        also: a field of the request that also tells where the answer ends, or what it is.
+    """Return the grammar of answers of the form in the field `param`: a schema, or a `grammar` in GBNF. `also`: another
+    field that tells where the answer ends, or what it is. Raises Refusal.
     """
     if also:
         raise field_error(also, f"`{param}` decides what the answer is, and where it ends")
@@ -438,9 +426,7 @@ def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
     """Return what OpenAI's `tool_choice` lets the model call, in the form of chats or of responses. Raises Refusal."""
     chosen: Any = "auto" if choice in (None, "") else choice
     match chosen:
-        case str(mode):
-            return read_rule(mode, (), offered, single=single)
-        case {"type": "auto" | "none" | "required" | "any" as mode}:
+        case str(mode) | {"type": "auto" | "none" | "required" | "any" as mode}:
             return read_rule(mode, (), offered, single=single)
         case {"type": "allowed_tools"}:
             raise field_error("tool_choice", "`allowed_tools` is not supported; send these tools only", "unsupported")
@@ -516,10 +502,11 @@ class RequestMessages:
         call = self._answered.get(id)
         self.messages.append(Message(role="tool", content=content, call_id=id, tool=call.name if call else ""))
 
-    @property
-    def continues(self) -> bool:
-        """Return whether the last message is text of the assistant's, which the model goes on writing."""
-        return self.messages[-1].role == "assistant" and not self.messages[-1].calls
+    def asked(self, offered: Offered, **more: Any) -> Generate:
+        """Return the request to answer them; `more` is as of `Generate`."""
+        last = self.messages[-1]
+        continues = last.role == "assistant" and not last.calls  # the model goes on writing its text
+        return Generate(messages=tuple(self.messages), continues=continues, tools=offered.tools, **more)
 
 
 def read_text(
@@ -547,9 +534,7 @@ def read_text(
 
 
 def is_deep(value: Any, left: int = _DEEPEST) -> bool:
-    """Return whether a value of JSON is nested more deeply than templates should have to render, or has an integer of
-    more than 64 bits, which the worker could not be sent.
-    """
+    """Return whether a value of JSON is nested too deeply for templates, or has an integer of more than 64 bits."""
     if isinstance(value, int):
         return not -(1 << 63) <= value < 1 << 64
     if not isinstance(value, dict | list):
@@ -571,7 +556,7 @@ def quoted(value: str) -> str:
     return clean_line(value[: 4 * _MAX_QUOTED])[:_MAX_QUOTED]
 
 
-def decoded(data: bytes, kind: type[B]) -> B:
+def _decoded(data: bytes, kind: type[T]) -> T:
     """Decode a body. Raises Refusal, which names the field."""
     try:
         return msgspec.json.decode(data.removeprefix(BOM_UTF8), type=prepared(kind))

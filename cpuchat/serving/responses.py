@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpuchat.protocol.messages import Generate, Role, ToolCall
+from cpuchat.protocol.messages import Role, ToolCall
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import BlockReply, WrittenCall, sent_event
 from cpuchat.serving.requests import (
@@ -60,10 +60,8 @@ def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     reasoning, effort = reader.reasoning((body.reasoning or {}).get("effort"), "reasoning.effort")
     form = (body.text or {}).get("format") or {"type": "text"}
     encoded([form, body.metadata, body.tool_choice], "metadata")
-    asked = Generate(
-        messages=tuple(transcript.messages),
-        continues=transcript.continues,
-        tools=offered.tools,
+    asked = transcript.asked(
+        offered,
         calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
         grammar=read_form(form, "text.format"),
         reasoning=reasoning,

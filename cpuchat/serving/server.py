@@ -52,8 +52,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection on which no request comes: uvicorn's own timer starts after the first answer, and silent
-    connections would fill the limit."""
+    """Closes silent connections, which would fill the limit: uvicorn's own timer starts after the first answer."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -80,10 +79,7 @@ class _Protocol(H11Protocol):
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """Return a listening socket for `host`, on its IPv4 address if it has one; `port` 0 takes a free one. `::` alone
-    takes IPv4 too.
-
-    Raises:
-        PortInUse, UsageError: it cannot listen there.
+    takes IPv4 too. Raises PortInUse, UsageError: it cannot listen there.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -203,9 +199,7 @@ def _kernel_name(host: str, port: int) -> str:
 
 
 def read_token() -> str:
-    """Return the token of the environment, "" without one. Raises UsageError: it is too short, or has other characters
-    than a header may have.
-    """
+    """Return the token of the environment, else "". Raises UsageError: it is too short, or has wrong characters."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     usable = len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
     if TOKEN_VARIABLE in os.environ and not usable:

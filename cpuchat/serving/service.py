@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
+from cpuchat import __version__
 from cpuchat.base.errors import CpuchatError
 from cpuchat.models.gguf.header import known_as
 from cpuchat.protocol.messages import AnyEvent, CallDelta, Failed, Generate, GenerationFinished, ModelLoaded
-from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.fair_queue import FairQueue, QueueTurn
@@ -122,8 +123,10 @@ class InferenceService:
         return self._info
 
     @property
-    def engine(self) -> EngineInfo | None:
-        return self._conversation.backend.engine
+    def build(self) -> str:
+        """Return the version of the program, and of its engine."""
+        engine = self._conversation.backend.engine
+        return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,14 +191,12 @@ class InferenceService:
         """Begin to answer with this model."""
         self._info, self._reader, self._is_lost, self._last = model, None, False, None
         self._queue.resize(max(model.parallel, 1))
-        self.metrics.count_load()
+        self.metrics.counters["model_loads"].inc()
         self._watch_idleness()
 
     @contextlib.contextmanager
     def place(self, endpoint: str, client: str) -> Iterator[RequestRecord]:
-        """Give a request a place in the queue inside the block, and count it at its end. Raises Refusal while loading
-        or closing, or when the queue is full.
-        """
+        """Give a request a place in the queue inside the block; count it. Raises Refusal: loading, closing, or full."""
         record = RequestRecord(endpoint, client, party=client)
         self._n_open += 1
         self._watch_idleness()
@@ -249,10 +250,8 @@ class InferenceService:
         self, parsed: ParsedRequest, record: RequestRecord, progress: ReplyProgress
     ) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
-        early cancels the answer: once closed, the engine is idle or answers other requests.
-
-        Raises:
-            Refusal: the engine refused the request, or it failed; the server is closing.
+        early cancels the answer: once closed, the engine is idle or answers other requests. Raises Refusal: the engine
+        refused the request, or failed; the server is closing.
         """
         while self._untold:
             self._on_note(self._untold.pop(0))
@@ -289,7 +288,7 @@ class InferenceService:
     async def count(self, parsed: ParsedRequest, record: RequestRecord) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
         async with self._turn(record, QueueTurn(record.party)):
-            n_tokens = await self._conversation.backend.count_prompt(parsed.request)
+            n_tokens = await self._conversation.backend.count_tokens(parsed.request)
         if n_tokens is None:
             message = "The prompt cannot be counted: the chat template refuses it, or the model is not loaded."
             raise Refusal(400, message, "chat_template_failed")
@@ -377,9 +376,8 @@ class InferenceService:
 
     async def _unload(self) -> None:
         await self._conversation.backend.unload()
-        self._on_note(
-            f"unloaded {self.names[0]} after {self._idle_minutes:g} idle minutes; the next request loads it again"
-        )
+        after = f"after {self._idle_minutes:g} idle minutes"
+        self._on_note(f"unloaded {self.names[0]} {after}; the next request loads it again")
 
     def _watch_idleness(self) -> None:
         """Unload the model in time, unless a request comes before: asking for the health or for metrics is none."""

@@ -172,10 +172,9 @@ def _located(name: str, folder: Path) -> tuple[Path, int, int | None]:
     found = _RANGE.fullmatch(name)
     if found is None or os.path.lexists(path):
         return path, 0, None
-    first, path = int(found["first"]), folder / expanded(found["path"])
-    if found["last"]:
-        return path, max(1, first), int(found["last"])
-    return path, max(1, first), None if found["dash"] else max(1, first)
+    first = max(1, int(found["first"]))
+    last = int(found["last"]) if found["last"] else None if found["dash"] else first
+    return folder / expanded(found["path"]), first, last
 
 
 def _opened(path: Path) -> BinaryIO:

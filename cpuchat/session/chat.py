@@ -9,10 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from cpuchat.base.errors import ChatsError, CpuchatError
-from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
 from cpuchat.config.servers import Source, is_url, source
-from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import (
     AnyEvent,
     ContextTrimmed,
@@ -53,6 +51,7 @@ class ChatSession:
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
+        self.history = conversation.history
         self.source: Source | None = None
         """The model that was chosen, loaded or not."""
         self.loaded = False
@@ -99,10 +98,6 @@ class ChatSession:
         """Return the model in memory."""
         model = self.conversation.model
         return source(model.path) if model is not None else None
-
-    @property
-    def history(self) -> ChatHistory:
-        return self.conversation.history
 
     @property
     def messages(self) -> list[StoredMessage]:
@@ -279,8 +274,7 @@ class ChatSession:
 
     def find_model(self, name: str) -> Source:
         """Return the model that the user names; reads files. Raises ModelNotFound, UsageError."""
-        library = self.conversation.library or Library(self.conversation.settings.model.folders)
-        return source(name) if is_url(name) else library.resolve(name)
+        return source(name) if is_url(name) else self.conversation.any_library.resolve(name)
 
     # Messages
 
@@ -605,9 +599,7 @@ class ChatSession:
         return chat.system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
 
     async def set_options(self, own: dict[str, Any], system_prompt: str) -> None:
-        """Set the values that the chat has of its own and its system prompt, from the next answer on, and say what that
-        costs. Raises ChatsError.
-        """
+        """Set the chat's own values and its system prompt, and say what that costs. Raises ChatsError."""
         conversation, before = self.conversation, self.system_prompt
         await conversation.options.set(own=own)
         if system_prompt != before:

@@ -77,12 +77,7 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        *,
-        settings: Settings,
-        backend: Backend,
-        store: ChatStore | None,
-        library: Library | None = None,
+        self, *, settings: Settings, backend: Backend, store: ChatStore | None, library: Library | None = None
     ) -> None:
         self.settings = settings
         self.tuned: Tuned | None = None
@@ -216,16 +211,11 @@ class Conversation:
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
 
-        A draft model that cannot be used does not keep the model from being loaded: the problem is
-        in `draft_problem` if the settings name it, else in the notes of the model.
-
-        Args:
-            strict: the draft model was asked for with this very model; see `choose_draft`.
-            calibrate: False does not measure what passes cost, and takes no draft model that would need it.
-
-        Raises:
-            UsageError: something is running.
-            DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used.
+        A draft model that cannot be used does not keep the model from being loaded: the problem is in `draft_problem`
+        if the settings name it, else in the notes of the model. `strict`: it was asked for with this very model; see
+        `choose_draft`. `calibrate` False does not measure what passes cost, and takes no draft model that would need
+        it. Raises UsageError: something is running; DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft
+        model cannot be used.
         """
         with self.activity.streaming(Activity.LOADING):
             self._path = path
@@ -248,7 +238,7 @@ class Conversation:
                             failed = event  # it does not tell which of the two was at fault
                         else:
                             if isinstance(event, ModelLoaded) and recommending is not None and isinstance(path, Path):
-                                event = await _remember_load(event, note, path, draft, self._any_library)
+                                event = await _remember_load(event, note, path, draft, self.any_library)
                                 self.recommended = await recommending
                             self.meter.observe(event, self.clock())
                             if isinstance(event, ModelLoaded):  # a chat may have been opened before
@@ -284,10 +274,8 @@ class Conversation:
     ) -> AsyncGenerator[AnyEvent, None]:  # fmt: skip
         """Add a user message with what `attach` reads, on a thread, and stream the answer; the rest as in `Generate`.
 
-        Raises:
-            CpuchatError: as `attach`; the message was not sent.
-            ChatsError: the message could not be saved, and was not sent.
-            ChatsChanged: so that the chat had to be loaded again; or during the answer.
+        Raises CpuchatError as `attach`, ChatsError: the message could not be saved (of both, it was not sent);
+        ChatsChanged: so that the chat had to be loaded again; or during the answer.
         """
 
         async def add() -> list[StoredMessage]:
@@ -320,10 +308,7 @@ class Conversation:
         if covered and covered[-1].role == "user":
             covered = covered[:-1]
         if covered and covered[-1].is_summary:
-            raise UsageError(
-                "The chat is summarized already.",
-                "Raise the context, or delete the summary (D on it).",
-            )
+            raise UsageError("The chat is summarized already.", "Raise the context, or delete the summary (D on it).")
         if chat is None or not covered:
             raise UsageError("There is nothing to summarize.", "Send a message first.")
         longest = _LONGEST_SUMMARY
@@ -414,9 +399,7 @@ class Conversation:
     async def remember_speed(self, timings: Timings) -> None:
         """Keep what a whole answer tells of the model and of this machine, and raise the peak that it beat."""
         if self.logs_speed and (model := self.model) is not None:
-            engine = self.backend.engine
-            memory = engine.memory_policy if engine is not None else ""
-            is_raised = await asyncio.to_thread(usage.answered, model, timings, memory)
+            is_raised = await asyncio.to_thread(usage.answered, model, timings, self._memory_policy)
             if is_raised or not self.knows_peak:
                 await self.refresh_reach()
 
@@ -426,21 +409,24 @@ class Conversation:
         return self.meter.figures().roofline.peak.value is not None
 
     async def refresh_reach(self) -> bool:
-        """Give the meter what the cores of the loaded model reach by what is measured now; returns whether there is
-        still one that computes here."""
-        model, engine = self.model, self.backend.engine
-        if model is None or model.server:
+        """Give the meter what the cores of the loaded model reach, as measured; returns whether one computes here."""
+        if (model := self.model) is None or model.server:
             return False
-        reach = await asyncio.to_thread(reach_of, model, engine.memory_policy if engine is not None else "")
+        reach = await asyncio.to_thread(reach_of, model, self._memory_policy)
         if self.model is not model:
             return False
         self.meter.predicted(reach)
         return True
 
+    @property
+    def _memory_policy(self) -> str:
+        return self.backend.engine.memory_policy if self.backend.engine is not None else ""
+
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
         can_summarize = bool(self.messages) and messages[-1].id == self.messages[-1].id  # the summary is to follow
-        keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
+        choice = self.chat.when_full or ("compact" if self.asks_when_full else "drop")
+        keeps_all = len(messages) > 1 and (choice == "stop" or (choice == "compact" and can_summarize))
         self.kept_all = keeps_all and not more.get("continues")  # else summarizing makes room, and answers again
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
@@ -458,7 +444,7 @@ class Conversation:
         self.draft_problem = ""
         if isinstance(target, ServerModel):
             return None, ""
-        settings, library = self.in_effect, self._any_library
+        settings, library = self.in_effect, self.any_library
 
         def find() -> DraftChoice:
             from cpuchat.models.drafts.choice import draft_of_settings
@@ -470,7 +456,8 @@ class Conversation:
         return found.path, found.note
 
     @property
-    def _any_library(self) -> Library:
+    def any_library(self) -> Library:
+        """Return the `library`, else that of the folders of the settings."""
         return self.library or Library(self.settings.model.folders)
 
     def _start_meter(self) -> None:

@@ -36,8 +36,7 @@ class PlacementChange:
         self.stopped = self._left = True
 
     async def run(self) -> str:
-        """Load the model; as it was before if that fails. Returns why, in a sentence or two, "" when it runs as
-        wanted."""
+        """Load the model; as it was before if that fails. Returns why, in a sentence or two, else ""."""
         model = self._conversation.model
         problem = await self._load(self.wanted, had_draft=bool(model and model.draft))
         if not problem and self._conversation.model is not None:

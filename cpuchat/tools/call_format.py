@@ -130,9 +130,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
         return found[0] if found is not None else opening
 
     def find(self, text: str, names: Sequence[str], *, at_start: bool = True) -> int:
-        """Return where calls of tools with these names begin in a text; -1: nowhere. `at_start`: the text begins an
-        answer.
-        """
+        """Return where calls of tools with these names begin in a text, which begins an answer `at_start`; else -1."""
         if at_start and text.lstrip().startswith(self.starts(names) or ("\0",)):
             return 0
         return min((at for trigger in self.triggers(names) if (at := text.find(trigger)) >= 0), default=-1)

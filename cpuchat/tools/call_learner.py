@@ -40,10 +40,10 @@ class _Span(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """An answer with one call, with two (None: the template takes one only), and how an answer ends."""
+    """An answer with one call, with two ("": the template takes one only), and how an answer ends."""
 
     one_call: str
-    two_calls: str | None
+    two_calls: str
     end_of_turn: str
 
 
@@ -79,7 +79,7 @@ def _render(render: Render, as_text: bool) -> _Written | None:
     if not _name(0, written)[1] or len(written) > 2 * _LONGEST:
         return None
     end_of_turn = said.rpartition(_SAID)[2] if _SAID in said else ""
-    return _Written(written, both if _name(1, both)[1] else None, end_of_turn)
+    return _Written(written, both if _name(1, both)[1] else "", end_of_turn)
 
 
 def _shared(head: str, text: str) -> int:
@@ -115,19 +115,19 @@ def _learn(written: _Written) -> CallFormat | None:
         return None  # as Python writes it: the template wants a string
     if (outer := _object(written.one_call, 0)) is not None:
         begin, end, name_key, arguments_key = outer
-        other = _object(written.two_calls, 1) if written.two_calls is not None else None
+        other = _object(written.two_calls, 1)
         parts = _around(written, _Span(begin, end), _Span(*other[:2]) if other is not None else None)
         return CallFormat(shape="object", name_key=name_key, arguments_key=arguments_key, **parts)
     first = _json_span(written.one_call, 0)
     if first is None:
         return _learn_pairs(written)
-    second = _json_span(written.two_calls, 1) if written.two_calls is not None else None
+    second = _json_span(written.two_calls, 1)
     begin, name = _name(0, written.one_call)
     if first.begin < begin:
         return None
     middle = _without_ids(written.one_call[begin + len(name) : first.begin])
-    if second is not None and written.two_calls is not None:
-        second = _Span(_name(1, written.two_calls)[0], second.end)
+    if second is not None:
+        second = second._replace(begin=_name(1, written.two_calls)[0])
     parts = _around(written, _Span(begin, first.end), second)
     return CallFormat(shape="json", middle=middle, name_in_id=name == _IDS[0], **parts)
 
@@ -186,7 +186,7 @@ def _learn_pairs(written: _Written) -> CallFormat | None:
     style = PairStyle(opening=opening, assignment=assignment, closing=closing, separator=separator, quote=quote)
     n_closing = len(closing.replace(KEY, _KEYS[2]))
     second = None
-    if written.two_calls is not None:
+    if written.two_calls:
         number = str(_VALUES[1][2])
         place, _ = _name(1, written.two_calls)
         second = _Span(place, written.two_calls.find(number, place) + len(number) + n_closing)
@@ -215,7 +215,7 @@ def _around(written: _Written, first: _Span, second: _Span | None) -> dict[str, 
     if turn_end != written.end_of_turn:  # whole markers only
         turn_end = turn_end[at:] if (at := turn_end.find("<")) >= 0 else ""
     tail = _without_ids(tail.removesuffix(turn_end))
-    if second is None or written.two_calls is None:
+    if second is None:
         return _checked({"opening": head, "closing": tail.rstrip(), "turn_end": turn_end})
     joint = _without_ids(written.two_calls[first.end : second.begin])  # up to there both texts are the same
     opening = _common_suffix(head, joint)

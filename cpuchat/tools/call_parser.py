@@ -24,24 +24,21 @@ _BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 
 
 def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the JSON object at `at`, which may be in a code fence, and where it ends.
-
-    None: it is another value. An end of -1: it is not complete, or no JSON.
+    """Return the JSON object at `at`, which may be in a code fence, and where it ends. None: it is another value. An
+    end of -1: it is not complete, or no JSON.
     """
     begin = _OPENING_FENCE.match(text, at)
-    at = begin.end() if begin is not None else at
+    assert begin is not None  # it may be empty
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        value, end = _DECODER.raw_decode(text, begin.end())
     except (ValueError, RecursionError):
         return None, -1
-    fence = _FENCE_END.match(text, end) if begin is not None and "`" in begin[0] else None
+    fence = _FENCE_END.match(text, end) if "`" in begin[0] else None
     return value if isinstance(value, dict) else None, fence.end() if fence is not None else end
 
 
 def _typed_value(text: str, schema: Any, quote: str = "") -> Any:
-    """Return a value that stands without quotes, as the type that the schema of its parameter gives. `quote`: in which
-    strings inside it stand.
-    """
+    """Return a value without quotes, as the type that its schema gives. `quote`: in which strings inside it stand."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "string":
         return text
@@ -122,7 +119,6 @@ _ID_IN_NAME = re.compile(r"(?:functions\.)?(?P<name>.+?):\d+")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>(?!\])", re.DOTALL)
 _CDATA_BEGIN = re.compile(r"\s*<!\[CDATA\[")
 _PARTS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\w+|[^\w\s]")
-_NO_OBJECT = "The arguments are not a JSON object."
 
 
 def parse_calls(
@@ -153,7 +149,6 @@ def _next(form: CallFormat, text: str, start: int, schemas: dict[str, Any]) -> t
     if (found := find_name(form, text, start)) is None:
         return None
     name, id, begin = found
-    problem = ""
     if form.shape == "json":
         arguments, end = json_object(text, begin)
     else:
@@ -167,9 +162,7 @@ def _next(form: CallFormat, text: str, start: int, schemas: dict[str, Any]) -> t
             end = -1
     if end < 0:
         return None
-    if arguments is None:
-        arguments, problem = {}, _NO_OBJECT
-    return ToolCall(name=name, arguments=arguments, id=id, problem=problem), _skip(text, end, form.closing)
+    return _call(name, id, arguments), _skip(text, end, form.closing)
 
 
 def find_name(form: CallFormat, text: str, start: int) -> tuple[str, str, int] | None:
@@ -208,11 +201,13 @@ def _next_object(form: CallFormat, text: str, start: int) -> tuple[ToolCall, int
     if isinstance(arguments, str):  # JSON in a string, as servers write it
         arguments = json_object(arguments, 0)[0] if arguments.strip() else {}
     id = next((str(value[key]) for key in ("id", "tool_call_id", "call_id") if key in value), "")
-    if isinstance(arguments, dict):
-        call = ToolCall(name=name, arguments=arguments, id=id)
-    else:
-        call = ToolCall(name=name, id=id, problem=_NO_OBJECT)
-    return call, _skip(text, end, form.closing)
+    return _call(name, id, arguments), _skip(text, end, form.closing)
+
+
+def _call(name: str, id: str, arguments: Any) -> ToolCall:
+    if not isinstance(arguments, dict):
+        return ToolCall(name=name, id=id, problem="The arguments are not a JSON object.")
+    return ToolCall(name=name, id=id, arguments=arguments)
 
 
 def read_pairs(form: CallFormat, text: str, at: int, schema: Any) -> Iterator[tuple[str, Any, int]]:

@@ -106,13 +106,11 @@ class CallReader:
 
     def _find(self) -> bool:
         """Look for the next call; True: it begins, up to its arguments."""
-        form = self._form
+        form, found = self._form, None
         if form.shape != "object":
             found = find_name(form, self._text, self._at)
         elif (head := _head_of_object(form.name_key, form.arguments_key).search(self._text, self._at)) is not None:
             found = head["name"], head["id"] or "", head.end()
-        else:
-            found = None
         if found is None or found[0] not in self._schemas:
             return False
         name, id, begin = found
@@ -128,7 +126,7 @@ class CallReader:
         """Add what is new of the arguments; True once they are whole."""
         state = self._object
         assert state is not None
-        before = state.known if state.known > self._begin else self._begin
+        before = state.known
         state.follow(self._text)
         end = state.end if state.end >= 0 else state.known
         if end > before or not self._calls[-1][2]:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer
 
 Choice = Literal["once", "chat", "refuse"]
-
-
 Count = Callable[[str], Awaitable[int | None]]
 """Counts the tokens of a text; None: it cannot."""
 MAX_ROUNDS = 20
@@ -97,10 +95,8 @@ class CallLimits:
         self._made[_made(call)] += 1
         if self._made[_made(call)] <= _MAX_REPEATS:
             return None
-        return ToolResult(
-            text=f"Not run: {call.name} was called {_MAX_REPEATS} times with these arguments. Use those results.",
-            failed=True,
-        )
+        text = f"Not run: {call.name} was called {_MAX_REPEATS} times with these arguments. Use those results."
+        return ToolResult(text=text, failed=True)
 
 
 def _made(call: ToolCall) -> tuple[str, str]:

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from cpuchat import __version__
 from cpuchat.base.errors import ToolServerFailed
-from cpuchat.base.processes import exit_reason, kill_group, last_output
+from cpuchat.base.processes import exit_reason, is_set_within, kill_group, last_output
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import size
@@ -85,9 +85,7 @@ class McpSession:
 
     @classmethod
     async def start(cls, server: ToolServerConfig, log: Path) -> McpSession:
-        """Start a server; its standard error goes to `log`. Raises OSError: there is no such command or folder;
-        ValueError: an argument has a NUL.
-        """
+        """Start a server, whose errors go to `log`. Raises OSError: no such command or folder; ValueError: a NUL."""
         file, loop = _opened(log), asyncio.get_running_loop()
         environment = {name: os.environ[name] for name in KEPT if name in os.environ} | server.env
         try:
@@ -159,7 +157,7 @@ class McpSession:
         if self.alive:
             return ToolServerFailed(f"cannot be used: {_words(error).rstrip('.')}")
         reason = self._fault or "it closed its output"
-        if await self._exits_within(_CLOSING_SECONDS) and not self._fault:
+        if await is_set_within(self._pipes.exited, _CLOSING_SECONDS) and not self._fault:
             said = ""
             with contextlib.suppress(OSError, ValueError):
                 said = last_output(self._log).rpartition("\n")[2].strip().rstrip(".")
@@ -236,27 +234,21 @@ class McpSession:
     async def _end(self, now: bool) -> None:
         if self._pipes.stdin is not None:
             self._pipes.stdin.close()
-        if now or not await self._exits_within(_CLOSING_SECONDS):
+        if now or not await is_set_within(self._pipes.exited, _CLOSING_SECONDS):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if sys.platform == "win32":
                     self._transport.kill()
                 else:
                     os.killpg(self._pipes.pid, signal.SIGTERM)
-            await self._exits_within(_ENDING_SECONDS)
+            await is_set_within(self._pipes.exited, _ENDING_SECONDS)
         if not self._pipes.exited.is_set():  # its number may be that of another group by then
             kill_group(self._pipes.pid)
-            await self._exits_within(_ENDING_SECONDS)
+            await is_set_within(self._pipes.exited, _ENDING_SECONDS)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._transport.close()
         self._log.close()
-
-    async def _exits_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._pipes.exited.wait()
-        return self._pipes.exited.is_set()
 
 
 def _opened(log: Path) -> BinaryIO:
@@ -289,7 +281,6 @@ def _parsed(line: bytes) -> types.JSONRPCMessage:
 
 
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
-    annotations = tool.annotations
     if len(tool.name) > _LONGEST_NAME:
         raise ValueError(f"a tool has a name of {len(tool.name):,} characters; {_LONGEST_NAME} are allowed")
     try:
@@ -302,7 +293,7 @@ def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
         parameters=tool.input_schema,
         source=source,
         origin=origin,
-        read_only=annotations is not None and bool(annotations.read_only_hint),
+        read_only=bool(tool.annotations and tool.annotations.read_only_hint),
     )
 
 

@@ -120,11 +120,10 @@ class ToolServer:
             problem = f"gave no answer within {START_SECONDS:.0f} s"
         except ToolServerFailed as error:
             problem = error.reason
-        except (OSError, ValueError) as error:
-            what = (
-                f"{error.filename or self._server.command}: {error.strerror}" if isinstance(error, OSError) else error
-            )
-            problem = f"cannot be started: {what}"
+        except OSError as error:
+            problem = f"cannot be started: {error.filename or self._server.command}: {error.strerror}"
+        except ValueError as error:
+            problem = f"cannot be started: {error}"
         except BaseException:
             if self._session is not None:
                 self._session.end(now=True)

@@ -67,10 +67,7 @@ FIRST = "WHERE id = (SELECT id FROM chats WHERE title = 'First')"
         ("UPDATE messages SET parent = 1e300 WHERE role = 'assistant' AND content LIKE '%First'", ALL),
         ("UPDATE messages SET parent = -7, settings = x'ff'", ALL),
         ("UPDATE messages SET content = x'ff41', reasoning = 5 WHERE role = 'assistant'", ["\ufffdA"] * 2 + QUESTIONS),
-        (
-            "UPDATE messages SET content = CAST(x'ff41' AS TEXT) WHERE role = 'assistant'",
-            ["\ufffdA"] * 2 + QUESTIONS,
-        ),
+        ("UPDATE messages SET content = CAST(x'ff41' AS TEXT) WHERE role = 'assistant'", ["\ufffdA"] * 2 + QUESTIONS),
     ],
 )
 def test_values_that_make_no_sense_are_replaced_as_they_are_read(path, statement, left):

@@ -185,10 +185,7 @@ CHAIN = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(450)} | {"d450": 
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"properties": {"a": {"$ref": "#/$defs/d0"}}, "required": ["a"] * 100_000},
-        {"anyOf": [False] * 100_000},
-    ],
+    [{"properties": {"a": {"$ref": "#/$defs/d0"}}, "required": ["a"] * 100_000}, {"anyOf": [False] * 100_000}],
     ids=["required", "choices"],
 )
 def test_a_schema_of_too_many_references_and_alternatives_is_refused(more: Any) -> None:

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.hardware.diagnostics import (
-    ORDER,
-    DiagnosticFacts,
-    Finding,
-    examine,
-    gather_facts,
-    refused_policy,
-)
+from cpuchat.hardware.diagnostics import ORDER, DiagnosticFacts, Finding, examine, gather_facts, refused_policy
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.peak import ReadBandwidth, keep, known_of
 from cpuchat.protocol.model_info import EngineInfo

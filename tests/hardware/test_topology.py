@@ -14,7 +14,7 @@ from cpuchat.hardware.diagnostics import examine, gather_facts
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.placement.placement import PlacementSpec, candidates, place
 from cpuchat.hardware.sysfs import Node, efficient_cpus
-from cpuchat.hardware.topology import L3Group, Topology, read_topology
+from cpuchat.hardware.topology import Instructions, L3Group, Topology, instructions, read_topology
 from cpuchat.present.machine import nodes_words
 from cpuchat.telemetry.units import gigabytes
 from tests.hardware.knob_files import TOPOLOGY
@@ -226,3 +226,22 @@ def test_lists_of_cpus() -> None:
     for cpus in ((), (3,), (0, 1, 2, 3, 8, 10, 11), tuple(range(0, 20, 2))):
         assert parse_cpu_list(format_cpu_list(cpus)) == cpus
     assert format_cpu_list([9, 8, 0, 1]) == "0-1,8-9"
+
+
+def test_a_server_with_avx512(tmp_path: Path) -> None:
+    features = {"AVX", "AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI", "AVX512_BF16"}
+    assert instructions(make_tree(tmp_path, "epyc-9354")) == Instructions(frozenset(features))
+
+
+def test_an_arm_server_with_sve(tmp_path: Path) -> None:
+    cpuinfo = "processor: 0\nFeatures: fp asimd asimddp asimdhp i8mm sve svei8mm"
+    write(tmp_path, {"proc/cpuinfo": cpuinfo, "proc/sys/abi/sve_default_vector_length": "32\n"})
+    found = instructions(tmp_path)
+    assert found.features == {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}
+    assert found.sve_bytes == 32
+
+
+def test_this_cpu_agrees_with_the_engine_that_was_built_for_it() -> None:
+    from cpuchat.engine.llama.bindings import engine_info
+
+    assert instructions().features <= set(engine_info().features)

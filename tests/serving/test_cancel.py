@@ -56,11 +56,25 @@ def first_text(lines: Iterator[str], kind: str = "content") -> str:
     raise AssertionError("no text")
 
 
+@contextlib.contextmanager
+def writing(running: Server, n: int = 1) -> Iterator[list[Iterator[str]]]:
+    """Yield the lines of streams without an end that have all begun."""
+    with contextlib.ExitStack() as stack:
+        found = list[Iterator[str]]()
+        for number in range(n):
+            response = stack.enter_context(running.http.stream("POST", CHAT, json=forever(f"Hello {number}")))
+            found.append(response.iter_lines())
+            assert first_text(found[-1])
+        yield found
+
+
+def errors(lines: Iterator[str]) -> list[str]:
+    return [json.loads(line[6:])["error"]["code"] for line in lines if line.startswith('data: {"error"')]
+
+
 def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
     before, worker = count(endless, "cancelled"), endless.worker.pid
-    with endless.http.stream("POST", CHAT, json=forever()) as response:
-        lines = response.iter_lines()
-        assert first_text(lines)
+    with writing(endless):
         assert endless.metric("requests_running") == 1
     endless.wait_for(running=0)
     wait_for_count(endless, "cancelled", before + 1)
@@ -95,7 +109,7 @@ def test_a_client_that_closes_its_half_of_the_connection_has_hung_up(endless: Se
 def test_requests_wait_and_too_many_are_refused(endless: Server) -> None:
     before = count(endless, "queue_full")
     with endless.http.stream("POST", CHAT, json=forever()) as response:
-        lines = response.iter_lines()
+        lines = response.iter_lines()  # without it, the stream would be closed
         assert first_text(lines)
         with ThreadPoolExecutor(8) as threads:
             waiting = [threads.submit(endless.post, chat("Hello", max_tokens=4)) for _ in range(8)]
@@ -118,9 +132,7 @@ def test_more_answers_than_can_ever_wait_are_refused(endless: Server) -> None:
 
 def test_one_that_waits_may_leave(endless: Server) -> None:
     before = count(endless, "cancelled")
-    with endless.http.stream("POST", CHAT, json=forever()) as response:
-        lines = response.iter_lines()
-        assert first_text(lines)
+    with writing(endless):
         with sent(endless, chat("Hello")):
             endless.wait_for(waiting=1)
         endless.wait_for(waiting=0)
@@ -152,9 +164,7 @@ async def test_the_app_s_backend_waits_in_the_queue_and_stops(endless: Server) -
         model = (await collect(backend.load(ServerModel(endless.url), LoadOptions()))).events[-1]
         assert isinstance(model, ModelLoaded)
         assert model.model.server == f"cpuchat serve at {httpx.URL(endless.url).netloc.decode()}"
-        with endless.http.stream("POST", CHAT, json=forever()) as response:
-            lines = response.iter_lines()
-            assert first_text(lines)
+        with writing(endless):
             waiting = asyncio.create_task(collect(backend.generate(request("Hello", max_tokens=64))))
             await asyncio.to_thread(endless.wait_for, waiting=1)
         queued = await waiting
@@ -173,12 +183,9 @@ async def test_the_app_s_backend_waits_in_the_queue_and_stops(endless: Server) -
 
 def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:
     loads = endless.metric("model_loads_total") or 0
-    with endless.http.stream("POST", CHAT, json=forever()) as response:
-        lines = response.iter_lines()
-        assert first_text(lines)
+    with writing(endless) as [lines]:
         endless.worker.kill()
-        errors = [json.loads(line[6:]) for line in lines if line.startswith('data: {"error"')]
-    assert errors[0]["error"]["code"] == "worker_died"
+        assert errors(lines) == ["worker_died"]
     assert "Log: /" in (endless.folder / "stderr.txt").read_text()
     assert endless.post(chat("Hello", max_tokens=4)).status_code == 200
     assert endless.metric("model_loads_total") == loads + 1
@@ -192,12 +199,9 @@ def test_a_signal_ends_the_server_its_worker_and_its_record(
         (record,) = running_servers()
         assert (record.url, record.model, record.pid) == (running.url, "endless-F32", running.process.pid)
         worker = running.worker
-        with running.http.stream("POST", CHAT, json=forever()) as response:
-            lines = response.iter_lines()
-            assert first_text(lines)
+        with writing(running) as [lines]:
             running.process.send_signal(signal.SIGTERM)
-            errors = [json.loads(line[6:]) for line in lines if line.startswith('data: {"error"')]
-        assert errors[0]["error"]["code"] == "shutting_down"
+            assert errors(lines) == ["shutting_down"]
         assert running.process.wait(180) == 0
         wait_until_gone(worker)
         assert running_servers() == []
@@ -208,8 +212,7 @@ def test_a_second_signal_ends_the_server_at_once(endless_model: Path, tmp_path: 
     """Its worker is stopped, and a stream is open: without the second signal, both would be waited for."""
     with server(endless_model, tmp_path, ctx=8192) as running:
         worker = running.worker
-        with running.http.stream("POST", CHAT, json=forever()) as response:
-            assert first_text(response.iter_lines())
+        with writing(running):
             worker.suspend()
             running.process.send_signal(signal.SIGTERM)
             while "stopping" not in (tmp_path / "stderr.txt").read_text():

@@ -37,10 +37,12 @@ def refused(path: str, body: dict[str, Any], **options: Any) -> Refusal:
     return raised.value
 
 
-def asked(path: str, text: str = "Hi") -> dict[str, Any]:
-    if path == RESPONSES:
-        return {"input": text}
-    return {"messages": [{"role": "user", "content": text}]}
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def asked(path: str) -> dict[str, Any]:
+    return {"input": "Hi"} if path == RESPONSES else {"messages": [user("Hi")]}
 
 
 def made(id: str, name: str, arguments: str = "{}") -> dict[str, Any]:
@@ -107,7 +109,7 @@ def test_any_model_is_answered_and_another_one_noted(path: str) -> None:
 
 def test_a_result_belongs_to_the_latest_call_with_its_id_that_has_none() -> None:
     messages = of_chat(
-        {"role": "user", "content": "List, then read twice."},
+        user("List, then read twice."),
         calling(made("call_0", "list_dir")), returned("call_0", "a.txt"),
         calling(made("call_0", "read_file"), made("call_0", "stat")), returned("call_0", "heron"),
         returned("call_0", "7 bytes"), returned("call_0", "7 bytes again"),
@@ -115,15 +117,11 @@ def test_a_result_belongs_to_the_latest_call_with_its_id_that_has_none() -> None
     assert [one.tool for one in messages if one.role == "tool"] == ["list_dir", "read_file", "stat", "stat"]
     items = [{"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"} for name in ("one", "two")]
     results = [{"type": "function_call_output", "call_id": "c", "output": text} for text in ("1", "2")]
-    given = read(RESPONSES, {"input": [{"role": "user", "content": "Go"}, *items, *results]}).request.messages
+    given = read(RESPONSES, {"input": [user("Go"), *items, *results]}).request.messages
     assert [(one.tool, one.content) for one in given[2:]] == [("one", "1"), ("two", "2")]
     uses = [{"type": "tool_use", "id": "c", "name": name, "input": {}} for name in ("one", "two")]
     blocks = [{"type": "tool_result", "tool_use_id": "c", "content": text} for text in ("1", "2")]
-    turns = [
-        {"role": "user", "content": "Go"},
-        {"role": "assistant", "content": uses},
-        {"role": "user", "content": blocks},
-    ]
+    turns = [user("Go"), {"role": "assistant", "content": uses}, user(blocks)]
     given = read(MESSAGES, {"messages": turns}).request.messages
     assert [(one.tool, one.content) for one in given[2:]] == [("one", "1"), ("two", "2")]
 
@@ -138,8 +136,8 @@ CUT = {
 def test_a_call_that_was_cut_is_the_text_that_the_model_wrote(cut: str) -> None:
     good = made("c2", "stat")
     question, answer, result, other, _ = of_chat(
-        {"role": "user", "content": "List."}, calling(made("c1", "list_dir", cut), good, content="I look."),
-        returned("c1", "error"), returned("c2", "fine"), {"role": "user", "content": "Again."},
+        user("List."), calling(made("c1", "list_dir", cut), good, content="I look."),
+        returned("c1", "error"), returned("c2", "fine"), user("Again."),
     )  # fmt: skip
     assert question.content == "List."
     assert answer.content.startswith("I look.\n<tool_call>") and f'"list_dir", "arguments": {cut}' in answer.content
@@ -151,19 +149,19 @@ def test_a_call_that_was_cut_is_the_text_that_the_model_wrote(cut: str) -> None:
     ("id", "content"), [("gone", [{"type": "text", "text": "heron"}]), (None, "heron"), ("", None)]
 )
 def test_a_result_whose_call_is_gone_is_a_result_of_no_tool(id: str | None, content: Any) -> None:
-    result, _ = of_chat(returned(id, content), {"role": "user", "content": "What was it?"})
+    result, _ = of_chat(returned(id, content), user("What was it?"))
     assert (result.role, result.content, result.tool) == ("tool", "heron" if content else "", "")
 
 
 def test_an_image_in_a_result_is_left_out_and_the_model_told_so() -> None:
     parts = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {}}]
-    result = of_chat({"role": "user", "content": "Go"}, calling(made("c", "go")), returned("c", parts))[2]
+    result = of_chat(user("Go"), calling(made("c", "go")), returned("c", parts))[2]
     assert result.content.startswith("seen[") and "image_url" in result.content
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "go", "input": {}}]}
     block = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
-    turns = [{"role": "user", "content": "Go"}, use, {"role": "user", "content": [block]}]
+    turns = [user("Go"), use, user([block])]
     assert "image" in read(MESSAGES, {"messages": turns}).request.messages[2].content
-    refused(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    refused(CHAT, {"messages": [user(parts)]})
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -176,7 +174,7 @@ def test_a_last_text_of_the_assistant_is_continued_and_a_last_call_is_not(path: 
         call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "go", "input": {}}]}
     field = "input" if path == RESPONSES else "messages"
     for last, continues in ((text, True), (call, False)):
-        assert read(path, {field: [{"role": "user", "content": "Go"}, last]}).request.continues is continues
+        assert read(path, {field: [user("Go"), last]}).request.continues is continues
 
 
 def test_what_ran_elsewhere_is_left_out_of_the_messages() -> None:
@@ -185,14 +183,10 @@ def test_what_ran_elsewhere_is_left_out_of_the_messages() -> None:
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
         {"type": "text", "text": "Found."},
     ]
-    turns = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": blocks},
-        {"role": "user", "content": "!"},
-    ]
+    turns = [user("?"), {"role": "assistant", "content": blocks}, user("!")]
     assert [one.content for one in read(MESSAGES, {"messages": turns}).request.messages] == ["?", "Found.", "!"]
-    items = [{"role": "user", "content": "?"}, {"type": "web_search_call", "id": "w", "status": "completed"}]
-    assert len(read(RESPONSES, {"input": [*items, {"role": "user", "content": "!"}]}).request.messages) == 2
+    items = [user("?"), {"type": "web_search_call", "id": "w", "status": "completed"}]
+    assert len(read(RESPONSES, {"input": [*items, user("!")]}).request.messages) == 2
 
 
 CODEX: list[dict[str, Any]] = [
@@ -214,8 +208,7 @@ def test_tools_of_codex_are_offered_or_left_out_and_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("bash_20250124", "bash"), ("text_editor_20250728", "str_replace_based_edit_tool")],
+    ("kind", "name"), [("bash_20250124", "bash"), ("text_editor_20250728", "str_replace_based_edit_tool")]
 )
 def test_tools_that_clients_of_anthropic_run_are_offered_with_their_schemas(kind: str, name: str) -> None:
     extra = {"cache_control": {"type": "ephemeral"}, "defer_loading": True, "input_examples": [], "display_width_px": 9}
@@ -295,9 +288,7 @@ def test_calls_of_codex_come_in_the_items_that_it_knows_and_are_read_again(
         deltas = [one["delta"] for one in events if one["type"] == "response.custom_tool_call_input.delta"]
         assert "".join(deltas) == item["input"]
     output = {"type": f"{item['type']}_output", "call_id": "c1", "output": "fine"}
-    given = read(
-        RESPONSES, {"input": [{"role": "user", "content": "Go"}, found, output], "tools": CODEX}
-    ).request.messages
+    given = read(RESPONSES, {"input": [user("Go"), found, output], "tools": CODEX}).request.messages
     assert given[1].calls[0].name == given[2].tool == name
     assert json.loads(arguments).items() <= given[1].calls[0].arguments.items()
 
@@ -370,7 +361,7 @@ def test_a_schema_without_the_object_around_it_is_the_form() -> None:
     ids=lambda item: item["type"],
 )
 def test_items_of_tools_that_run_elsewhere_are_left_out(item: dict[str, Any]) -> None:
-    turns = [{"role": "user", "content": "?"}, item, {"role": "user", "content": "!"}]
+    turns = [user("?"), item, user("!")]
     assert [one.content for one in read(RESPONSES, {"input": turns}).request.messages] == ["?", "!"]
 
 
@@ -386,8 +377,8 @@ def test_outputs_and_answers_of_a_response_without_text_are_read(output: Any, te
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": output}
     empty = {"type": "message", "role": "assistant", "content": None}
-    user = {"type": None, "role": "user", "content": "Go"}
-    messages = read(RESPONSES, {"input": [user, empty, call, result]}).request.messages
+    question = {"type": None, **user("Go")}
+    messages = read(RESPONSES, {"input": [question, empty, call, result]}).request.messages
     assert [one.content for one in messages] == ["Go", "", text]
 
 

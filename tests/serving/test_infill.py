@@ -21,19 +21,15 @@ SHOWN = [
     "timings/predicted_n", "timings/predicted_ms", "timings/predicted_per_token_ms", "timings/predicted_per_second",
     "truncated", "tokens_cached",
 ]  # fmt: skip
-VIM = {
-    "input_prefix": BEFORE, "input_suffix": AFTER, "input_extra": CHUNKS, "prompt": "    return", "n_predict": 8,
-    "stop": [], "n_indent": 0, "top_k": 40, "top_p": 0.90, "stream": False, "samplers": ["top_k", "top_p", "infill"],
-    "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "response_fields": SHOWN,
-}  # fmt: skip
-VIM_AHEAD = {
-    **VIM, "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "temperature": 0.0, "samplers": [],
-    "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""],
-}  # fmt: skip
 CODE = {
     "input_prefix": BEFORE, "input_suffix": AFTER, "input_extra": CHUNKS, "prompt": "    return", "n_predict": 8,
     "top_k": 40, "top_p": 0.99, "stream": False, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True,
     "n_indent": 4, "t_max_prompt_ms": 500, "t_max_predict_ms": 2500,
+}  # fmt: skip
+VIM = CODE | {"stop": [], "n_indent": 0, "top_p": 0.90, "t_max_predict_ms": 1000, "response_fields": SHOWN}
+VIM_AHEAD = VIM | {
+    "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "temperature": 0.0, "samplers": [],
+    "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""],
 }  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import run
-from tests.serving.test_cancel import CHAT, first_text, forever, sent
+from tests.serving.test_cancel import CHAT, errors, first_text, forever, sent, writing
 from tests.support.serving import Server, chat, server
 
 
@@ -20,22 +18,6 @@ from tests.support.serving import Server, chat, server
 def several(endless_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with server(endless_model, tmp_path_factory.mktemp("served"), "--parallel", "3", ctx=2048) as running:
         yield running
-
-
-@contextlib.contextmanager
-def writing(running: Server, n: int) -> Iterator[list[Iterator[str]]]:
-    """Yield the lines of streams without an end that have all begun."""
-    with contextlib.ExitStack() as stack:
-        found = list[Iterator[str]]()
-        for number in range(n):
-            response = stack.enter_context(running.http.stream("POST", CHAT, json=forever(f"Hello {number}")))
-            found.append(response.iter_lines())
-            assert first_text(found[-1])
-        yield found
-
-
-def errors(lines: Iterator[str]) -> list[str]:
-    return [json.loads(line[6:])["error"]["code"] for line in lines if line.startswith('data: {"error"')]
 
 
 def test_answers_run_beside_each_other_and_one_that_is_cut_ends_no_other(several: Server) -> None:
@@ -89,9 +71,8 @@ def test_a_client_learns_nothing_of_what_another_lane_holds(several: Server) -> 
 def test_a_prompt_longer_than_a_lane_and_an_answer_that_fills_one_leave_the_others_alone(several: Server) -> None:
     with writing(several, 1) as lines:
         assert several.post(chat("too long " * 400)).json()["error"]["code"] == "context_length_exceeded"
-        assert (
-            several.post(chat("the inner line " * 120, max_tokens=-1)).json()["choices"][0]["finish_reason"] == "length"
-        )
+        [choice] = several.post(chat("the inner line " * 120, max_tokens=-1)).json()["choices"]
+        assert choice["finish_reason"] == "length"
         assert several.metric("requests_running") == 1 and first_text(lines[0])
     several.wait_for(running=0)
 

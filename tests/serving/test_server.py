@@ -1,14 +1,75 @@
-"""Tests connections of the HTTP server: silent ones are closed, and others are answered."""
+"""Tests the HTTP server: tokens, addresses and web pages that may use it, and silent connections, which are closed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from cpuchat.serving import server
+from cpuchat.base.errors import UsageError
+from cpuchat.config.servers import RunningServer, recorded
+from cpuchat.serving import server as http
+from cpuchat.serving.server import TOKEN_VARIABLE, PortInUse, listen, read_token, serving
+from tests.cli.program import run
+from tests.support.serving import chat, server
+
+TOKEN = "a-token-for-the-tests-0123456789"
+
+
+def test_a_token_is_needed_and_compared(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)  # the worker must not inherit it
+    arguments = ("--host", "0.0.0.0", "--cors-origin", "https://page.example")
+    with server(tiny_model, tmp_path, *arguments, token=TOKEN) as running:
+        assert running.post(chat("Hello")).json()["choices"]
+        assert running.http.get("/metrics").status_code == 200
+        for key in ("wrong", TOKEN + "x", TOKEN[:-1], "é"):
+            refused = running.http.get("/v1/models", headers={"authorization": f"Bearer {key}".encode()})
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+        assert running.http.get("/metrics", headers={"authorization": ""}).status_code == 401
+        assert running.http.get("/health", headers={"authorization": ""}).status_code == 200
+        allowed = running.http.get("/v1/models", headers={"origin": "https://page.example"})
+        assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+        assert running.http.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
+        preflight = {"origin": "https://page.example", "access-control-request-method": "POST", "authorization": ""}
+        asked = running.http.options("/v1/chat/completions", headers=preflight)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://page.example")
+        own = psutil.Process(running.process.pid).cmdline()
+        assert TOKEN not in " ".join([*own, *running.worker.cmdline(), *running.worker.environ().values()])
+
+
+def test_another_address_needs_a_token(tiny_model: Path) -> None:
+    done = run("serve", str(tiny_model), "--host", "0.0.0.0")
+    assert done.returncode == 2
+    assert TOKEN_VARIABLE in done.stderr
+
+
+def test_a_port_in_use_is_told(tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match="in use"):
+            listen("127.0.0.1", port)
+        with recorded(RunningServer(f"http://127.0.0.1:{port}", "another", os.getpid())):
+            done = run("serve", str(tiny_model), "--port", str(port))
+    assert done.returncode == 2
+    assert "another is already served" in done.stderr
+
+
+def test_unusable_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert read_token() == ""
+    for text in ("", "short", "with spaces in between it", "ünïcödé-ünïcödé-ünïcödé"):
+        monkeypatch.setenv(TOKEN_VARIABLE, text)
+        with pytest.raises(UsageError, match=TOKEN_VARIABLE):
+            read_token()
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert read_token() == TOKEN
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -20,17 +81,17 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 async def test_silent_connections_are_closed_and_others_are_answered(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
-    listeners = server.listen("127.0.0.1", 0)
+    monkeypatch.setattr(http, "HEAD_SECONDS", 0.2)
+    listeners = listen("127.0.0.1", 0)
     port = listeners[0].getsockname()[1]
-    async with server.serving(hello, listeners):
+    async with serving(hello, listeners):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(beginning)
         with contextlib.suppress(ConnectionResetError):  # it was closed before it had written
             assert await reader.read() == b""
         writer.close()
         with monkeypatch.context() as patient:
-            patient.setattr(server, "HEAD_SECONDS", 60.0)  # however long the machine takes
+            patient.setattr(http, "HEAD_SECONDS", 60.0)  # however long the machine takes
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")

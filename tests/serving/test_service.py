@@ -12,15 +12,10 @@ import pytest
 
 from cpuchat.config.settings import Settings
 from cpuchat.measure.peak import ReadBandwidth, keep, known
-from cpuchat.protocol.messages import (
-    Failed,
-    Generate,
-    GenerationFinished,
-    ModelLoaded,
-    PrefillProgress,
-)
+from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, ModelLoaded, PrefillProgress
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.fair_queue import FairQueue, QueueTurn
 from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import InferenceService, RequestRecord
@@ -92,9 +87,11 @@ def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
     return ParsedRequest(request=Generate(prompt=prompt), stream=stream)
 
 
-async def ask(service: InferenceService, prompt: str = "Hello", party: str = "") -> None:
+async def ask(
+    service: InferenceService, prompt: str = "Hello", party: str = "", progress: ReplyProgress | None = None
+) -> None:
     with service.place("chat", party) as place:
-        async for _ in service.answer(parsed(prompt), place, ReplyProgress()):
+        async for _ in service.answer(parsed(prompt), place, progress or ReplyProgress()):
             pass
 
 
@@ -147,13 +144,7 @@ async def test_the_place_in_the_queue_is_told() -> None:
     engine = Engine(FINISHED)
     service = served(engine)
     told = {name: ReplyProgress() for name in ["a1", "a2", "a3", "b1", "b2"]}
-
-    async def wait(name: str) -> None:
-        with service.place("chat", name[0]) as place:
-            async for _ in service.answer(parsed(name), place, told[name]):
-                pass
-
-    tasks = [asyncio.create_task(wait(name)) for name in told]
+    tasks = [asyncio.create_task(ask(service, name, name[0], one)) for name, one in told.items()]
     await until(lambda: service.waiting == 4)
     assert {name: one.n_ahead() for name, one in told.items()} == {"a1": None, "a2": 1, "a3": 3, "b1": 0, "b2": 2}
     engine.gate.set()
@@ -313,3 +304,29 @@ async def test_an_internal_error_counts_as_failed() -> None:
     with pytest.raises(RuntimeError):
         await ask(service)
     assert [one.result for one in records] == ["failed"]
+
+
+async def taken(queue: FairQueue, order: list[str], client: str, n: int = 1) -> None:
+    """Take `n` turns one after the other; the client has left between them."""
+    for _ in range(n):
+        async with queue.slot(QueueTurn(client)):
+            order.append(client)
+            await asyncio.sleep(0)
+
+
+async def test_clients_that_come_back_pass_nobody_who_waits() -> None:
+    """Also where one has had a turn since it came."""
+    queue, order = FairQueue(), list[str]()
+    again = [taken(queue, order, client, 50) for client in ("b", "c")]
+    await asyncio.gather(*again, taken(queue, order, "a"), taken(queue, order, "a"))
+    assert [at for at, client in enumerate(order) if client == "a"] == [2, 5]
+
+
+async def test_one_that_comes_waits_for_one_turn_of_another_with_many() -> None:
+    queue, order = FairQueue(), list[str]()
+    many = asyncio.gather(*(taken(queue, order, "a") for _ in range(5)))
+    while not order:
+        await asyncio.sleep(0)
+    await taken(queue, order, "b")
+    await many
+    assert order == ["a", "b", "a", "a", "a", "a"]

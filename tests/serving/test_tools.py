@@ -93,15 +93,11 @@ def called(arguments: str, **more: object) -> dict:
 def test_conversations_of_agents_are_answered_with_a_strict_template(tmp_path: Path) -> None:
     model = write_tiny_gguf(tmp_path / "strict-F32.gguf", template=STRICT)
     question, again = {"role": "user", "content": "Where?"}, {"role": "user", "content": "Again."}
+    said = {"role": "assistant", "content": "There."}
     result = {"role": "tool", "tool_call_id": "c1", "content": "heron"}
     with server(model, tmp_path / "served") as strict:
         for messages in (
-            [
-                question,
-                {"role": "assistant", "content": "There."},
-                {"role": "developer", "content": "One word."},
-                again,
-            ],
+            [question, said, {"role": "developer", "content": "One word."}, again],
             [question, called('{"at": "here"}', content="I look.", reasoning_content="A place."), result, again],
             [question, called('{"at": "he'), result, again],
             [result, again],
@@ -112,7 +108,7 @@ def test_conversations_of_agents_are_answered_with_a_strict_template(tmp_path: P
                 answer = strict.post(chat("", messages=messages, tools=tools, max_tokens=2))
                 assert answer.status_code == 200, answer.text
         # In the middle of a conversation a system message changes nothing of what was evaluated before.
-        first = [{"role": "system", "content": "Rules. " * 50}, question, {"role": "assistant", "content": "There."}]
+        first = [{"role": "system", "content": "Rules. " * 50}, question, said]
         before = strict.post(chat("", messages=[*first, again], max_tokens=2)).json()["usage"]["prompt_tokens"]
         later = [*first, again, {"role": "system", "content": "New rules."}, question]
         usage = strict.post(chat("", messages=later, max_tokens=2)).json()["usage"]

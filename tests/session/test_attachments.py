@@ -11,15 +11,7 @@ import pytest
 from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Attachment
-from cpuchat.session.attachments import (
-    MAX_BYTES,
-    attach,
-    completions,
-    is_pasted,
-    named,
-    pasted,
-    unfinished,
-)
+from cpuchat.session.attachments import MAX_BYTES, attach, completions, is_pasted, named, pasted, unfinished
 
 
 @pytest.fixture

@@ -26,8 +26,6 @@ from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer,
 
 FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
 FULL = Failed(code="context_full", message="The context is full.", hint="")
-
-
 E = TypeVar("E")
 
 
@@ -62,6 +60,13 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0)
+
+
+async def answered(session: ChatSession, *texts: str) -> None:
+    """Send messages, each once the one before is answered."""
+    for text in texts:
+        session.submit(Outgoing(text))
+        await session.settled()
 
 
 def contents(session: ChatSession) -> list[str]:
@@ -120,8 +125,7 @@ async def test_after_a_failed_answer_the_queue_waits_for_the_user() -> None:
         await session.settled()
         assert [message.text for message in session.queue] == ["And then?"] and len(backend.requests) == 1
         assert isinstance(heard.of(events.AnswerEnded)[0].last, Failed)
-        session.submit(Outgoing("Again"))
-        await session.settled()
+        await answered(session, "Again")
         assert backend.requests[1].messages[-1].content.endswith("And then?")
         assert [request.messages[-1].content for request in backend.requests[2:]] == ["Again"]
 
@@ -164,8 +168,7 @@ async def test_a_load_that_is_stopped_leaves_no_model_until_the_next_message() -
         assert session.activity is Activity.NONE and not session.loaded
         assert isinstance(heard.of(events.LoadEnded)[-1].last, LoadCancelled)
         gate.open()
-        session.submit(Outgoing("Hello"))
-        await session.settled()
+        await answered(session, "Hello")
         assert contents(session) == ["Hello", "Hello there."]
 
 
@@ -199,8 +202,7 @@ async def test_without_messages_and_without_a_model_actions_say_so() -> None:
 async def test_regenerating_and_editing_make_branches_that_can_be_switched() -> None:
     backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
     async with session_of(backend) as (session, heard):
-        session.submit(Outgoing("Say"))
-        await session.settled()
+        await answered(session, "Say")
         session.regenerate()
         await session.settled()
         assert contents(session) == ["Say", "Two."]
@@ -220,9 +222,7 @@ async def test_a_full_context_is_asked_about_and_the_choice_is_kept(choice: When
     backend = ScriptedBackend([answer("One."), [FULL], answer("Answered.")])
     async with session_of(backend) as (session, heard):
         session.conversation.asks_when_full = True
-        for text in ("Say", "Why?"):
-            session.submit(Outgoing(text))
-            await session.settled()
+        await answered(session, "Say", "Why?")
         assert session.activity is Activity.AWAITING_ROOM and len(heard.of(events.WhenFullAsked)) == 1
         await session.choose_when_full(choice)
         await session.settled()
@@ -239,11 +239,9 @@ async def test_a_question_that_is_too_long_by_itself_is_to_be_edited_and_nothing
     backend = ScriptedBackend([answer("One."), [alone]])
     async with session_of(backend) as (session, heard):
         session.conversation.asks_when_full = True
-        session.submit(Outgoing("First"))
-        await session.settled()
+        await answered(session, "First")
         await session.history.set_options(when_full=choice)
-        session.submit(Outgoing("word " * 9))
-        await session.settled()
+        await answered(session, "word " * 9)
         assert len(heard.of(events.QuestionTooLong)) == 1 and session.activity is Activity.NONE
         assert not heard.of(events.WhenFullAsked) and len(backend.requests) == 2
         assert contents(session) == ["First", "One.", "word " * 9]
@@ -300,15 +298,13 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
     async with session_of(backend) as (session, _):
         session.background.append(Working())
         assert not session.is_idle
-        session.submit(Outgoing("Hello"))
-        await session.settled()
+        await answered(session, "Hello")
         assert stopped_at[0] == 0 and session.is_idle
 
 
 async def test_chats_are_opened_renamed_and_left() -> None:
     async with session_of(ScriptedBackend()) as (session, _):
-        session.submit(Outgoing("Hello"))
-        await session.settled()
+        await answered(session, "Hello")
         chat_id = session.chat_id
         assert chat_id is not None
         await session.rename(chat_id, "Greeting")
@@ -324,9 +320,7 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
     async with session_of(backend) as (session, heard):
         await session.fork()
         assert "no messages yet" in heard.notices
-        for text in ("First?", "Second?"):
-            session.submit(Outgoing(text))
-            await session.settled()
+        await answered(session, "First?", "Second?")
         original, before = session.chat_id, session.messages
         assert original is not None
         await session.fork(before[1].id)
@@ -345,8 +339,7 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
 
 async def test_branches_are_deleted_alone_and_with_the_chat_until_undo() -> None:
     async with session_of(ScriptedBackend()) as (session, heard):
-        session.submit(Outgoing("Hello"))
-        await session.settled()
+        await answered(session, "Hello")
         first = session.messages[-1].id
         session.regenerate()
         await session.settled()
@@ -367,8 +360,7 @@ async def test_system_prompt_and_reasoning_hold_from_the_next_answer_on() -> Non
     backend = ScriptedBackend()
     async with session_of(backend) as (session, heard):
         await session.set_options({"chat.reasoning": "off", "sampling.temperature": 0.2}, "Be brief.")
-        session.submit(Outgoing("Hello"))
-        await session.settled()
+        await answered(session, "Hello")
         assert session.system_prompt == backend.requests[-1].messages[0].content == "Be brief."
         assert (backend.requests[-1].reasoning, backend.requests[-1].sampling.temperature) == (False, 0.2)
         await session.set_options({}, "")

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,27 +22,16 @@ from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import usage_of, usages
-from cpuchat.protocol.messages import (
-    AnyEvent,
-    Failed,
-    Generate,
-    GenerationFinished,
-    LoadCancelled,
-    ModelLoaded,
-    TextDelta,
-)
+from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, LoadCancelled, ModelLoaded, TextDelta
 from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS
 from cpuchat.session.conversation import Conversation
+from tests.chats.test_branches import everything
 from tests.models.drafts.files import write_catalog
 from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
 from tests.support.scripted_backend import ScriptedBackend, answer
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("measured_machine"),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine"), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -87,10 +76,6 @@ async def conversation(
         else:
             await core.history.saver.close()
             await core.history.close_store()
-
-
-async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
-    return [event async for event in stream]
 
 
 async def test_a_message_and_its_answer_are_kept(anywhere: Source, shared: SwitchingBackend) -> None:

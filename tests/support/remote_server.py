@@ -60,6 +60,13 @@ class Reply:
         await self.event({"id": "a1", "choices": [{"index": 0, "delta": {}, "finish_reason": reason}], **more})
         await self.raw(b"data: [DONE]\n\n")
 
+    async def whole(self, *texts: str) -> None:
+        """Send an answer of these texts."""
+        await self.head()
+        for text in texts:
+            await self.text(text)
+        await self.finish()
+
     async def json(self, data: Any, status: int = 200, **headers: str) -> None:
         await self.head(status, "application/json", **headers)
         await self.raw(json.dumps(data).encode())
@@ -73,10 +80,7 @@ class Reply:
 
 
 async def _hello(reply: Reply) -> None:
-    await reply.head()
-    for word in ("Hello", " there", "."):
-        await reply.text(word)
-    await reply.finish()
+    await reply.whole("Hello", " there", ".")
 
 
 @dataclass

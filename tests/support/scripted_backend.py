@@ -285,10 +285,7 @@ class ScriptedBackend:
         self.reasoning_ended = True
         return True
 
-    async def count_tokens(self, text: str) -> int | None:
-        return None
-
-    async def count_prompt(self, request: Generate) -> int | None:
+    async def count_tokens(self, of: str | Generate) -> int | None:
         return None
 
     async def forget(self, chat_id: str) -> None:

@@ -80,10 +80,10 @@ async def uncounted(_: str) -> None:
     """Count as a server does: not at all."""
 
 
-async def answer(model: Scripted, user: User) -> list[object]:
+async def answer(model: Scripted, user: User, *, guided: bool = False) -> list[object]:
     loop = ToolLoop(Toolbox([model]), user.ask)
     request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
-    return [event async for event in loop.answer(model.generate, request, uncounted)]
+    return [event async for event in loop.answer(model.generate, request, uncounted, guided=guided)]
 
 
 def told(events: Sequence[object]) -> list[str]:
@@ -106,8 +106,7 @@ async def test_a_call_is_approved_run_and_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "n_asked", "n_ran"),
-    [(("refuse", "refuse"), 2, 0), (("once", "refuse"), 2, 1), (("chat",), 1, 2)],
+    ("choices", "n_asked", "n_ran"), [(("refuse", "refuse"), 2, 0), (("once", "refuse"), 2, 1), (("chat",), 1, 2)]
 )
 async def test_what_the_user_chooses_holds(choices: tuple[Choice, ...], n_asked: int, n_ran: int) -> None:
     model, user = Scripted([LOOK], [MORE]), User(*choices)
@@ -215,9 +214,7 @@ async def test_a_model_that_only_calls_answers_without_tools(
 
 async def test_a_small_model_is_told_what_to_do_after_results() -> None:
     model = Scripted([LOOK, MORE], [ToolCall(name="gone")], result="a cat")
-    loop = ToolLoop(Toolbox([model]), User("chat").ask)
-    request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
-    events = [event async for event in loop.answer(model.generate, request, uncounted, guided=True)]
+    events = await answer(model, User("chat"), guided=True)
     assert told(events)[:2] == ["a cat", "a cat"]
     first, second, third = (one.content for one in model.requests[-1].messages if one.role == "tool")
     assert first == "a cat" and second.startswith("a cat\n\n[If this answers the question")

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,11 @@ LOOK = ToolCall(name="look")
 
 
 @contextlib.asynccontextmanager
-async def hostile(way: str, folder: Path, timeout: float = 60.0) -> AsyncIterator[ToolServer]:
+async def hostile(way: str, folder: Path, **more: Any) -> AsyncIterator[ToolServer]:
     """Yield a server of `hostile_server.py` that was not started; wait until nothing of it is left."""
     file = folder / "started"
     arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), way, str(file))
-    server = ToolServer(way, ToolServerConfig(command=sys.executable, args=arguments, timeout=timeout))
+    server = ToolServer(way, ToolServerConfig(command=sys.executable, args=arguments, **more))
     try:
         yield server
     finally:
@@ -144,11 +145,9 @@ async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_
 async def test_another_variable_makes_another_tool(tmp_path: Path) -> None:
     fingerprints = set[str]()
     for value in ("https://one.example", "https://other.example", "https://one.example"):
-        arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), "noise", str(tmp_path / "started"))
-        server = ToolServer("noise", ToolServerConfig(command=sys.executable, args=arguments, env={"API": value}))
-        await server.ready()
-        fingerprints.add(server.tools[0].fingerprint)
-        await server.close()
+        async with hostile("noise", tmp_path, env={"API": value}) as server:
+            await server.ready()
+            fingerprints.add(server.tools[0].fingerprint)
     assert len(fingerprints) == 2
 
 

@@ -157,7 +157,7 @@ async def test_what_prompts_begin_with_is_waited_for_and_copied(tmp_path: Path, 
 async def test_tokens_are_counted_and_a_chat_is_forgotten_beside_answers(four: LocalBackend) -> None:
     endless = four.generate(chat("hello", max_tokens=0, ignore_eos=True))
     await until(endless, TextDelta)
-    assert await four.count_prompt(chat("how many?"))
+    assert await four.count_tokens(chat("how many?"))
     forgetting = four.forget("some chat")
     await until(endless, TextDelta)
     await endless.aclose()

@@ -192,9 +192,7 @@ class Adapter:
         self._told = False  # that tools are ignored
 
     def describe(self, name: str) -> ModelInfo:
-        """Return the model of that name; "" is the one that is loaded, or the first one. Raises ServerError: there is
-        none.
-        """
+        """Return the model of that name; "" is the loaded one, or the first. Raises ServerError: there is none."""
         models = self.models or ((ListedModel(name),) if name else ())  # a server that lists none
         if not models:
             raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")

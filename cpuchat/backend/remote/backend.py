@@ -169,9 +169,7 @@ class RemoteBackend(ModelBackend):
     async def _load(
         self, source: ServerModel, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Connect to the server and describe its model, again while it is not reached or loads; the server decides on
-        options and placement.
-        """
+        """Describe the model of the server, again while that is not reached or loads; it decides on options itself."""
         yield LoadProgress(phase="connecting", done=0, total=1)
         await self.unload()
         try:
@@ -256,7 +254,6 @@ class RemoteBackend(ModelBackend):
                     if (item := arriving.result()) is None:
                         break
                     arriving = asyncio.ensure_future(anext(items, None))
-                    assert item is not None  # the end of the answer, which is seen above
                     for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
                         yield event
                 if now - sent >= request.output.frame_seconds:

@@ -1,7 +1,4 @@
-"""The HTTP connection to one server: proxies, TLS, timeouts, retries, and errors as messages.
-
-Imports httpx, which takes its time: import this only when a server is used.
-"""
+"""The HTTP connection to one server: proxies, TLS, timeouts, retries, errors as messages. Slow to import (httpx)."""
 
 from __future__ import annotations
 
@@ -34,9 +31,7 @@ _MAX_LOOKS = 1_800  # at a server that loads its model
 
 
 class Status(Exception):
-    """Raised for an unsuccessful response. `error` is its `error` object, or what a server sends in place of one,
-    `message` has its words on one line.
-    """
+    """Raised for an unsuccessful response. `error` is its error object, or what it has as one, `message` its words."""
 
     def __init__(self, code: int, error: dict[str, Any], retry_after: float | None) -> None:
         super().__init__(code)

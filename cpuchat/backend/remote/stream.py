@@ -80,9 +80,7 @@ def _object(data: bytes) -> dict[str, Any] | None:
 
 
 def decoded(data: bytes) -> dict[str, Any]:
-    """Decode one JSON object; NaN and Infinity pass, which some servers write for numbers. Raises ServerError: it is
-    not one.
-    """
+    """Decode one JSON object; NaN and Infinity pass, which some servers write. Raises ServerError: it is not one."""
     if (value := _object(data)) is None:
         start = data[:60].decode(errors="replace")
         raise ServerError(
@@ -216,11 +214,8 @@ class StreamTally:
     """The figures of one answer.
 
     Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it
-    does not count are counted by the parts that it sends, which may hold several: then `approximate`.
-
-    Args:
-        started: when the request arrived at the backend, monotonic seconds.
-        n_ctx: of the model, 0 = not known.
+    does not count are counted by the parts that it sends, which may hold several: then `approximate`. `started`: when
+    the request arrived at the backend, monotonic seconds; `n_ctx`: of the model, 0 = not known.
     """
 
     def __init__(self, request_id: int, started: float, n_ctx: int) -> None:

@@ -1,13 +1,11 @@
 """The process that measures read bandwidth. Its one argument is a JSON array: the library, the CPUs, the bytes of the
-buffer for each (a multiple of 2 MiB), the seconds of a window, and the number of windows.
+buffer for each (a multiple of 2 MiB), the seconds of a window, and the number of windows. It prints a line of JSON.
 
 A library of the engine's build does all of it (`cpuchat/kernels/read.cpp`): one thread per CPU, pinned before it
 touches its own memory (so the pages lie where the memory policy of this process puts them), reads that memory over and
-over. Time is cut into windows of equal length, the same for all threads; a thread reports for each window what it read
-and how long that took it, so that threads which are slower or end later distort nothing. The first stretch, before the
-windows, is not counted.
-
-Standard library only, so that the process is small and starts at once. Prints one line of JSON.
+over. For each window, the same for all, a thread reports what it read and how long that took it, so that threads which
+are slower or end later distort nothing. What they read before the windows is not counted. Standard library only, so
+that the process is small and starts at once.
 """
 
 from __future__ import annotations

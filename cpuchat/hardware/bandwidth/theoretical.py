@@ -22,9 +22,7 @@ MODULES: Final = "sudo dmidecode -t memory"
 @dataclass(frozen=True, slots=True)
 class Theoretical:
     """The theoretical peak of all channels together, in bytes per second, if each has a module that is as fast as the
-    CPU takes.
-
-    `source` says so in words. `speed_mt`: million transfers per second.
+    CPU takes, as `source` says in words. `speed_mt`: million transfers per second.
     """
 
     bytes_per_s: float
@@ -34,9 +32,7 @@ class Theoretical:
 
 
 def theoretical(topology: Topology) -> Theoretical | None:
-    """Return the theoretical peak of this machine; None for a CPU that is not in cpus.toml, and in a virtual machine,
-    which has some share of a memory that it knows nothing about.
-    """
+    """Return the theoretical peak of this machine; None for a CPU that is not in cpus.toml, and in a virtual one."""
     memory = _usual_memory(topology)
     if memory is None or topology.virtual:
         return None

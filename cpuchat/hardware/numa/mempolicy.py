@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.processes import python_command
-from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import LIST, format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -49,7 +49,6 @@ _MASK_BITS = 1024
 _WORD = 64
 # arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for the others: (get, set).
 SYSTEM_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237)}
-_LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 _EXAMPLES = "Use auto, local, interleave, bind:0 or preferred:0 (node lists such as 0-1)."
 
@@ -131,7 +130,7 @@ def _shifts() -> range:
 
 def parse_list(text: str) -> tuple[int, ...]:
     """`0-3,8` as ascending numbers. Raises UsageError: anything else, an empty list, a number over four digits."""
-    numbers = parse_cpu_list(text) if _LIST.fullmatch(text) else ()
+    numbers = parse_cpu_list(text) if re.fullmatch(LIST, text) else ()
     if not numbers:
         raise UsageError(f'Invalid list: "{text}".', "Use the form 0-3,8.")
     return numbers

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.numa.mempolicy import Policy
-from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.sysfs import ROOT, read_text
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -37,8 +37,7 @@ _FLAGS = frozenset({"heap", "stack", "huge"})
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One mapping. `policy` in the kernel's words ("default", "interleave:0-1", "weighted interleave:0-1"), `file`
-    "" without one, `nodes` bytes by node."""
+    """One mapping: its `policy` in the kernel's words ("weighted interleave:0-1"), its `file` or "", bytes by node."""
 
     policy: str
     file: str
@@ -79,8 +78,6 @@ def share_words(nodes: Mapping[int, int]) -> str:
     """ "51 % on node 0 · 49 % on node 1"; "" for nothing."""
     return " · ".join(f"{part * 100:.0f} % on node {node}" for node, part in shares(nodes).items())
 
-
-ROOT = Path("/")
 
 _SAMPLES = 4096
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))

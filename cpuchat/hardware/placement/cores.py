@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.lists import LIST, format_cpu_list, parse_cpu_list
+from cpuchat.hardware.sysfs import ROOT, read_text
 from cpuchat.hardware.topology import Core, Topology
 from cpuchat.telemetry.units import plural
 
 WORDS: Final = "auto, all, a list of CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (cores of each L3 group)"
-
-_LIST = r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,13 @@ class _Named:
 def choose_cores(topology: Topology, spec: str = "auto", n_threads: int = 0) -> CoreChoice:
     """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
-    Raises UsageError: `spec` names nothing here, or
-    there are fewer cores than threads; it says what is possible."""
+    Raises UsageError: `spec` names nothing here, or fewer cores than threads; it says what is possible."""
     named = _named(topology, spec)
     max_threads = len(named.cpus) + len(named.spare)
     # Threads wait for each other: one that is throttled stops all, so a part of a CPU is no CPU.
     quota = None if topology.quota is None else max(math.floor(topology.quota), 1)
     if n_threads < 0 or n_threads > max_threads or (quota is not None and n_threads > quota):
-        raise _too_many(topology, spec, n_threads, max_threads, quota, named)
+        raise _too_many(topology, spec, n_threads, max_threads, quota)
     wanted = n_threads or len(named.cpus)
     capped = quota is not None and wanted > quota
     n = min(wanted, quota) if quota is not None else wanted
@@ -90,7 +88,7 @@ def allowed_part(topology: Topology, spec: str) -> str:
             return False
 
     kind, colon, text = spec.rpartition(":")
-    numbers = () if is_there(spec) or not re.fullmatch(_LIST, text) else parse_cpu_list(text)
+    numbers = () if is_there(spec) or not re.fullmatch(LIST, text) else parse_cpu_list(text)
     usable = [number for number in numbers if is_there(f"{kind}{colon}{number}")]
     return f"{kind}{colon}{format_cpu_list(usable)}" if usable else spec if is_there(spec) else ""
 
@@ -136,14 +134,14 @@ def _named(topology: Topology, spec: str) -> _Named:
         return _Named(_firsts(topology, cores), what, why)
     if match := re.fullmatch(r"([0-9]{1,4})/l3", spec):
         return _of_each_l3(topology, int(match[1]))
-    if re.fullmatch(_LIST, spec):
+    if re.fullmatch(LIST, spec):
         cpus = _numbers(spec, spec)
         wrong = [cpu for cpu in cpus if cpu not in topology.allowed]
         if wrong:
             why = "is not allowed for this process" if wrong[0] in topology.online else "does not exist or is offline"
             raise UsageError(f"CPU {wrong[0]} {why}.", f"Choose from {format_cpu_list(topology.allowed)}.")
         return _Named(cpus, f"{plural(len(cpus), 'CPU')} in the list {spec}")
-    match = re.fullmatch(rf"(l3|node|socket):({_LIST})", spec)
+    match = re.fullmatch(rf"(l3|node|socket):({LIST})", spec)
     if match is None:
         raise UsageError(f"{spec!r} does not name any cores.", f"Use {WORDS}.")
     return _placed(topology, match[1], _numbers(spec, match[2]))
@@ -163,23 +161,18 @@ def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
-    names = {"l3": "L3 group", "node": "NUMA node", "socket": "socket"}
-    place: dict[str, Callable[[Core], int | None]] = {
-        "l3": lambda core: core.l3, "node": lambda core: core.node, "socket": lambda core: core.package,
-    }  # fmt: skip
-    there = {
-        "l3": range(len(topology.l3_groups)),
-        "node": [n.number for n in topology.nodes],
-        "socket": topology.packages,
-    }
-    name, of = names[kind], place[kind]
-    if not there[kind]:
+    name, field, there = {
+        "l3": ("L3 group", "l3", range(len(topology.l3_groups))),
+        "node": ("NUMA node", "node", [node.number for node in topology.nodes]),
+        "socket": ("socket", "package", topology.packages),
+    }[kind]
+    if not there:
         raise UsageError(f"The {name}s of this machine are not known.", "Use a list of CPUs such as 0-7.")
-    allowed = topology.allowed_cores
+    allowed, of = topology.allowed_cores, attrgetter(field)
     usable = sorted({number for core in allowed if (number := of(core)) is not None})
     for number in numbers:
         if number not in usable:
-            why = "has no core that this process may use" if number in there[kind] else "does not exist"
+            why = "has no core that this process may use" if number in there else "does not exist"
             raise UsageError(
                 f"{name[0].upper()}{name[1:]} {number} {why}.", f"Choose from {kind}:{format_cpu_list(usable)}."
             )
@@ -213,7 +206,7 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
     return _Named(tuple(sorted(cpus)), what, why, notes=tuple(notes))
 
 
-def _too_many(topology: Topology, spec: str, n: int, max_threads: int, quota: int | None, named: _Named) -> UsageError:
+def _too_many(topology: Topology, spec: str, n: int, max_threads: int, quota: int | None) -> UsageError:
     cpus, more = len(topology.allowed), ""
     if quota is not None and quota < max_threads:
         why, max_threads = f"the cgroup CPU quota is {topology.quota:g}", quota
@@ -250,7 +243,6 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
     return f"The {named.what}{why}." if used > 1 else f"{named.what[:1].upper()}{named.what[1:]}{why}."
 
 
-ROOT = Path("/")
 MAX_BUSY_CORES = 0.5
 """Cores on which other programs may run beside a measurement; a program that computes takes a whole one."""
 _N_TIMES = 8  # user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of them

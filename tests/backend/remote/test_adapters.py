@@ -202,9 +202,7 @@ async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorde
         if "seed" in reply.asked.body:
             await reply.json({"error": {"message": "Unknown parameter: seed", "param": "seed"}}, 400)
         else:
-            await reply.head()
-            await reply.text("Hello")
-            await reply.finish()
+            await reply.whole("Hello")
 
     asked = Sampling(top_k=7, top_p=0.5, seed=3)
     async with remote_server(answer=answer) as server:
@@ -273,9 +271,7 @@ async def test_an_option_that_strict_servers_forbid_is_left_out() -> None:
             error = {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}
             await reply.json({"error": error}, 400)
         else:
-            await reply.head()
-            await reply.text("Hello")
-            await reply.finish()
+            await reply.whole("Hello")
 
     async with connected(answer) as (server, backend):
         for _ in range(2):
@@ -297,9 +293,7 @@ async def test_a_server_that_loads_its_model_is_waited_for_also_in_the_middle_of
         elif reply.asked.method == "GET":
             await reply.json({"data": [{"id": "m"}]})
         else:
-            await reply.head()
-            await reply.text("Here.")
-            await reply.finish()
+            await reply.whole("Here.")
 
     async with remote_server(answer=loading, pages={"/v1/models": loading}) as server:
         backend = RemoteBackend()

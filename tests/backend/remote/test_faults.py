@@ -15,13 +15,7 @@ from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.base.errors import CpuchatError, ServerUnreachable
 from cpuchat.config.servers import ServerModel
-from cpuchat.protocol.messages import (
-    AnyEvent,
-    LoadOptions,
-    ModelLoaded,
-    Reconnecting,
-    TextDelta,
-)
+from cpuchat.protocol.messages import AnyEvent, LoadOptions, ModelLoaded, Reconnecting, TextDelta
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import Reply, Stream, connected, remote_server
 
@@ -34,6 +28,17 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 async def answered(answer: Stream, **options: object) -> Answer:
     async with connected(answer, **options) as (_, backend):
         return await collect(backend.generate(chat("Hello")))
+
+
+async def sent(*parts: str | bytes | dict[str, object]) -> Answer:
+    """Return what becomes of an answer of these parts: texts, bytes as they are, and events."""
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for part in parts:
+            await {str: reply.text, bytes: reply.raw, dict: reply.event}[type(part)](part)
+
+    return await answered(answer)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/api/tags"])
@@ -51,16 +56,9 @@ async def test_a_server_that_drips_its_models_is_not_waited_for(path: str, monke
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_connection_that_is_cut_anywhere_keeps_what_came(seed: int) -> None:
-    whole = b"".join(
-        b'data: {"choices":[{"delta":{"content":"word%d "}}]}\n\n' % number for number in range(20)
-    )  # fmt: skip
+    whole = b"".join(b'data: {"choices":[{"delta":{"content":"word%d "}}]}\n\n' % number for number in range(20))
     cut = random.Random(seed).randrange(1, len(whole))
-
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.raw(whole[:cut])
-
-    got = await answered(answer)
+    got = await sent(whole[:cut])
     assert got.failed.code == "server_unreachable"
     complete = whole[:cut].count(b"}}]}\n")
     assert got.text == "".join(f"word{number} " for number in range(complete))
@@ -131,12 +129,7 @@ async def test_a_stream_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("data", [b"[1]", b"\xff\xfe", b"{" * 5000])
 async def test_invalid_json_keeps_what_came(data: bytes) -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("before")
-        await reply.raw(b"data: " + data + b"\n\n")
-
-    got = await answered(answer)
+    got = await sent("before", b"data: " + data + b"\n\n")
     assert got.text == "before"
     assert "invalid JSON" in got.failed.message
 
@@ -154,13 +147,7 @@ async def test_invalid_json_keeps_what_came(data: bytes) -> None:
     ids=["object", "text", "vllm", "in a choice", "anthropic", "detail"],
 )
 async def test_an_error_in_the_stream_is_no_end_of_the_answer(part: dict[str, object]) -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("before")
-        await reply.event(part)
-        await reply.raw(b"data: [DONE]\n\n")
-
-    got = await answered(answer)
+    got = await sent("before", part, b"data: [DONE]\n\n")
     assert got.text == "before" and "failed: out of memory." in got.failed.message
 
 
@@ -203,38 +190,20 @@ async def test_a_refusal_says_what_the_server_said(body: bytes, reason: str) -> 
     ids=["magistral", "texts", "refusal", "reasoning"],
 )
 async def test_text_in_parts_is_text(deltas: list[object], text: str, reasoning: str) -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        for delta in deltas:
-            await reply.event({"choices": [{"delta": delta}]})
-        await reply.finish()
-
-    got = await answered(answer)
+    got = await sent(*({"choices": [{"delta": delta}]} for delta in deltas), b"data: [DONE]\n\n")
     assert (got.text, got.reasoning) == (text, reasoning)
 
 
 async def test_a_whole_message_at_the_end_is_not_written_again() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("Hello")
-        end = {"delta": {}, "message": {"content": "Hello"}, "finish_reason": "content_filter"}
-        await reply.event({"choices": [end]})
-
-    got = await answered(answer)
+    end = {"delta": {}, "message": {"content": "Hello"}, "finish_reason": "content_filter"}
+    got = await sent("Hello", {"choices": [end]})
     assert got.text == "Hello" and got.finished.note == "stopped by the server's content filter"
 
 
 @pytest.mark.parametrize("lie", ["-5", "NaN", "1" + "0" * 400, '"many"', "true"])
 async def test_figures_that_cannot_be_are_not_shown(lie: str) -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        for word in ("a ", "b ", "c "):
-            await reply.text(word)
-        usage = f'{{"prompt_tokens": {lie}, "completion_tokens": {lie}}}'
-        await reply.raw(f'data: {{"choices":[],"usage":{usage}}}\n\n'.encode())
-        await reply.finish()
-
-    got = await answered(answer)
+    usage = f'{{"prompt_tokens": {lie}, "completion_tokens": {lie}}}'
+    got = await sent("a ", "b ", "c ", f'data: {{"choices":[],"usage":{usage}}}\n\ndata: [DONE]\n\n'.encode())
     assert got.text == "a b c "
     timings = got.timings
     assert timings.predicted_n == 3 and timings.approximate

@@ -13,11 +13,7 @@ from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.config.servers import ServerModel
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol.messages import (
-    LoadOptions,
-    ModelLoaded,
-    PrefillProgress,
-)
+from cpuchat.protocol.messages import LoadOptions, ModelLoaded, PrefillProgress
 from cpuchat.telemetry.meter import Meter
 from tests.support.chatting import GREEDY, Answer, chat, collect, load
 from tests.support.llama_server import llama_server, metrics

@@ -13,7 +13,7 @@ from cpuchat.backend.remote.connection import Retries, Status
 from cpuchat.config.servers import ServerModel
 from cpuchat.protocol.messages import LoadOptions, ModelLoaded
 from tests.support.chatting import Answer, chat, collect
-from tests.support.remote_server import CERTIFICATE, Reply, remote_server
+from tests.support.remote_server import CERTIFICATE, Reply, connected, remote_server
 
 OTHER = "http://model.example"
 
@@ -65,12 +65,9 @@ async def test_a_server_that_falls_silent_is_given_up_and_its_text_kept(monkeypa
         await reply.text("partial")
         await given_up.wait()
 
-    async with remote_server(answer=answer) as server:
-        backend = RemoteBackend()
-        await loaded(server.url, backend)
+    async with connected(answer) as (_, backend):
         got = await collect(backend.generate(chat("Hello")))
         given_up.set()
-        await backend.close()
     assert got.text == "partial" and "timed out" in got.failed.message
 
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.config.servers import ServerModel
-from cpuchat.protocol.messages import ContextTrimmed, LoadOptions
-from tests.support.chatting import Answer, chat, collect
-from tests.support.remote_server import RemoteServer, Reply, remote_server
+from cpuchat.protocol.messages import ContextTrimmed
+from tests.support.chatting import chat, collect
+from tests.support.remote_server import Reply, connected
 
 
 def rejecting(limit: int, words: str) -> Any:
@@ -24,19 +22,9 @@ def rejecting(limit: int, words: str) -> Any:
                 said = f"This model's maximum context length is {limit} tokens. Your request has {needed} input tokens."
             await reply.json({"error": {"message": said}}, 400)
         else:
-            await reply.head()
-            await reply.text("Fine.")
-            await reply.finish()
+            await reply.whole("Fine.")
 
     return answer
-
-
-async def asked(server: RemoteServer, *texts: str, **more: Any) -> Answer:
-    backend = RemoteBackend()
-    await collect(backend.load(ServerModel(server.url), LoadOptions()))
-    got = await collect(backend.generate(chat(*texts, **more)))
-    await backend.close()
-    return got
 
 
 VLLM = [
@@ -53,14 +41,14 @@ VLLM = [
 async def test_a_prompt_that_is_too_long_for_vllm_is_told_from_max_tokens_and_trimmed_by_its_own_length(
     words: str,
 ) -> None:
-    async with remote_server(answer=rejecting(1_024, words), owner="vllm") as server:
-        got = await asked(server, "one", "two", "three", max_tokens=2_000)
+    async with connected(rejecting(1_024, words), owner="vllm") as (server, backend):
+        got = await collect(backend.generate(chat("one", "two", "three", max_tokens=2_000)))
         assert got.text == "Fine." and not got.of(ContextTrimmed)
         first, last = (server.chats()[at].body for at in (0, -1))
         assert len(last["messages"]) == len(first["messages"]) and "max_completion_tokens" not in last
         long = [f"message {n}" for n in range(15)]
-        got = await asked(server, *long, max_tokens=50)
+        got = await collect(backend.generate(chat(*long, max_tokens=50)))
         [trimmed] = got.of(ContextTrimmed)
         assert got.text == "Fine." and trimmed.n_ctx == 1_024 and server.chats()[-1].body["max_tokens"] == 50
-        whole = await asked(server, *long, when_full="refuse")
+        whole = await collect(backend.generate(chat(*long, when_full="refuse")))
         assert whole.failed.code == "context_full" and not whole.failed.alone

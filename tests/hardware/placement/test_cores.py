@@ -1,17 +1,19 @@
-"""Tests how a list of cores is resolved on each simulated machine, and the errors."""
+"""Tests how a list of cores is resolved on each simulated machine, the errors, and how busy cores are."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.placement.cores import allowed_part, choose_cores
+from cpuchat.hardware.placement.cores import BusyCores, allowed_part, choose_cores
 from cpuchat.hardware.topology import Core, Topology
+from tests.hardware.trees import write
 
 Machine = Callable[[str], Topology]
 
@@ -27,15 +29,9 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
         ("2x-epyc-7543", "0-63", "The 64 physical cores: SMT siblings do not speed up decoding."),
         ("offline", "0-27", "The 28 physical cores."),
         ("vm-without-caches", "0-3", "The 4 physical cores."),
-        (
-            "hybrid-desktop", "0,2,4,6,8,10,12,14",
-            "The 8 performance cores: the 4 efficient ones would slow them down.",
-        ),
-        (
-            "container", "8-10,12-14",
-            "6 of 8 physical cores that this process may use (the machine has 32): the cgroup CPU quota is "
-            "6.5.",
-        ),
+        ("hybrid-desktop", "0,2,4,6,8,10,12,14", "The 8 performance cores: the 4 efficient ones would slow them down."),
+        ("container", "8-10,12-14",
+         "6 of 8 physical cores that this process may use (the machine has 32): the cgroup CPU quota is 6.5."),
     ],
 )  # fmt: skip
 def test_left_to_the_app(machine: Machine, name: str, cpus: str, reason: str) -> None:
@@ -182,3 +178,14 @@ def test_a_hybrid_cpu_without_smt_gets_a_thread_per_performance_core() -> None:
 )
 def test_the_allowed_part_of_a_list_keeps_its_words(machine: Machine, name: str, spec: str, allowed: str) -> None:
     assert allowed_part(machine(name), spec) == allowed
+
+
+def test_cores_that_were_busy_since_the_last_look(tmp_path: Path) -> None:
+    first = "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 100 0 0 900 0 0 0 0 50 0\ncpu1 0 0 0 1000 0 0 0 0 0 0\ncpu3 5 0 0 5 0 0 0 0"
+    then = "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 150 20 10 910 10 0 0 0 90 0\ncpu1 10 0 0 1060 20 0 0 10 0 0"
+    busy = BusyCores(write(tmp_path, {"proc/stat": first}))
+    assert busy.since_last({0, 1}) is None
+    write(tmp_path, {"proc/stat": then})
+    assert busy.since_last({0, 1}) == 0.8 + 0.2
+    write(tmp_path, {"proc/stat": first})
+    assert busy.since_last({2}) == 0
