@@ -12,6 +12,7 @@ from textual.widgets import OptionList
 from cpuchat.chats.records import StoredMessage
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
+from cpuchat.protocol.messages import LoadProgress
 from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
@@ -63,6 +64,8 @@ class ConversationPane(Vertical):
                     self._queued.show(self._session.queue)
             case events.Changed("question"):
                 self.composer.follow_chat()
+            case LoadProgress() if self._session.queue:  # Esc skips a calibration
+                self.composer.show_titles()
             case events.Changed("options" | "tools"):
                 self.show_options()
 
