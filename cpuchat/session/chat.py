@@ -57,6 +57,8 @@ class ChatSession:
         """The model that was chosen, loaded or not."""
         self.loaded = False
         """The model was loaded once; the backend starts it again by itself."""
+        self.failed_loads: dict[Source, Failed] = {}
+        """Why models could not be loaded, until they are."""
         self.queue: list[Outgoing] = []
         """Messages to send, the next one first."""
         self.background: list[Background] = []
@@ -251,6 +253,7 @@ class ChatSession:
             return
         before = self.loaded_source
         self.source, self.loaded = source, False
+        self.failed_loads.pop(source, None)
 
         async def run() -> None:
             last = await self._load_one(source)
@@ -264,6 +267,8 @@ class ChatSession:
         self.listen(events.LoadBegun(source, again))
         last = await self._stream(self.conversation.load_model(source))
         self.loaded = isinstance(last, ModelLoaded)
+        if isinstance(last, Failed):
+            self.failed_loads[source] = last
         self.listen(events.LoadEnded(source, last))
         return last
 
