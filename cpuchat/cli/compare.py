@@ -87,13 +87,13 @@ def compare(
         return open_app(None, values, sides=sides)
     text = compose(text, standard_input(as_json), raw=False)
     terminal = TerminalOutput(quiet=as_json)
-    running = _Run(sides, chosen, terminal, stream=not as_json)
+    running = ComparisonRun(sides, chosen, terminal, stream=not as_json)
     code = asyncio.run(running.run(text, rounds, agrees=not no_agreement))
     running.show(as_json=as_json)
     return code
 
 
-class _Run:
+class ComparisonRun:
     """All rounds of one prompt."""
 
     def __init__(self, sides: tuple[Side, Side], settings: Settings, terminal: TerminalOutput, *, stream: bool) -> None:
@@ -155,7 +155,8 @@ class _Run:
                 number = len(self._comparison.turns[-1].rounds)
                 self._terminal.status(f"round {number} · {name} · {event.predicted_n:,} tokens")
             case LoadProgress() | PrefillProgress():
-                self._terminal.progress(event)
+                meter = self._comparison.runners[side].conversation.meter
+                self._terminal.progress(event, meter.prefill_left_s())
 
     def _end_text(self) -> None:
         if self._shown is not None:

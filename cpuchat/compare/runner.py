@@ -20,6 +20,7 @@ from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, Written
 from cpuchat.config.settings import Settings, explained
 from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.file_names import shortened
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
 from cpuchat.models.gguf.header import known_as, read_model
 from cpuchat.models.library.library import Library
@@ -127,7 +128,7 @@ def short_names(a: Side, b: Side) -> tuple[str, str]:
         " · ".join(
             [head, *(f"{key} {value}" for key, value in side.changes.items() if other.changes.get(key) != value)]
         )
-        for head, side, other in zip(heads, (a, b), (b, a), strict=True)
+        for head, side, other in zip(shortened(heads), (a, b), (b, a), strict=True)
     )
     return first, second
 

@@ -180,7 +180,9 @@ def _needed(target: Callable[[str], Any], schema: dict[str, Any]) -> list[Any]:
     if isinstance(properties, dict) and isinstance(required, list):
         needed += [properties.get(name) if isinstance(name, str) else None for name in required]
     if isinstance(least := schema.get("minItems"), int | float) and least > 0:
-        needed.append(schema.get("items"))
+        first = prefix if isinstance(prefix := schema.get("prefixItems"), list) else []
+        needed += [one for n, one in enumerate(first) if n < least]
+        needed += [schema.get("items")] if least > len(first) else []
     return needed
 
 

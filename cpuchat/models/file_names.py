@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,8 @@ Role = Literal["model", "head", "projector", "imatrix"]
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0")
 """Quantizations in order of preference, the usual trade-off of size and quality first."""
 
+SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
+"""The number of parameters in a model's name."""
 _USUAL_BITS = 4
 _NAMED = re.compile(
     r"(?<![A-Z0-9])(?:(?P<prefix>UD|QAT)[-_.])?"
@@ -68,6 +71,24 @@ def without_quantization(name: str) -> str:
         return name
     before, behind = name[: found.start()].rstrip("-._"), name[found.end() :]
     return f"{before}{behind}".strip("-._") or name
+
+
+def shortened(names: Sequence[str], width: int = 36) -> list[str]:
+    """Cut long names of models in their middle, so that size and quantization stay:
+    `hf.co/bartowski/Qwen2.5-Coder…7B:Q4_K_M`; none where two would be alike.
+    """
+    found = [_shortened(name, width) for name in names]
+    return found if len({*found}) == len({*names}) else [*names]
+
+
+def _shortened(name: str, width: int) -> str:
+    if len(name) <= width:
+        return name
+    quantization, size = _last(name), SIZE.search(name)
+    ending = name[max(quantization.start() - 1, 0) : quantization.end()] if quantization is not None else ""
+    if size is not None and size.end() >= width - len(ending):
+        ending = size[0] + ending
+    return f"{name[: max(width - len(ending) - 1, 0)]}…{ending}"
 
 
 def without_prefix(quantization: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, BenchCell, Setup
 from cpuchat.bench.results import GAIN, Diff, Environment, Report, Resolution, Result
+from cpuchat.models.file_names import shortened
 from cpuchat.models.gguf.header import known_as
 from cpuchat.models.ollama import file_name
 from cpuchat.present.drafts_off import off_words
@@ -31,7 +32,7 @@ _SETTINGS = {
     "cache_type_v": lambda setup: f"V {setup.cache_type_v}",
     "flash_attn": lambda setup: f"FA {setup.flash_attn}",
     "ubatch": lambda setup: f"micro-batch {setup.ubatch}" if setup.ubatch else "",
-    "draft": lambda setup: f"draft {known_as(Path(setup.draft))}" if setup.draft else "",
+    "draft": lambda setup: f"draft {shortened([known_as(Path(setup.draft))])[0]}" if setup.draft else "",
 }
 _BAR = 20
 _DISTURBED = "the rounds differ by over 10 %, or threads waited for a core, probably because other programs ran."
@@ -83,6 +84,11 @@ def _cell_names(result: Result, names: set[str]) -> tuple[str, str, str]:
     cell = result.cell
     model = known_as(Path(cell.setup.model)) if "model" in names else ""
     return model, setting_words(cell.setup, names), cell.drafting if cell.test.kind == "prompts" else ""
+
+
+def _with_short_names(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    models = shortened([row[0] for row in rows])
+    return [(model, *row[1:]) for model, row in zip(models, rows, strict=True)]
 
 
 def _words(value: float | None, words: Callable[[float], str]) -> str:
@@ -173,7 +179,7 @@ def summary(report: Report) -> list[str]:
     names = varying(report.results)
     decoded = {one.cell: one.median("decode") for one in report.results}
     rows = [_row(one, names, decoded.get(_of_one_user(one.cell))) for one in report.results]
-    lines += markdown_table([HEADINGS, *rows], RIGHT)
+    lines += markdown_table([HEADINGS, *_with_short_names(rows)], RIGHT)
     found = notes(report)
     return [*lines, "", *(f"- {clean_line(note)}" for note in found)] if found else lines
 
@@ -215,7 +221,7 @@ def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
         )
         for one in diff.differences
     ]
-    lines = markdown_table([DIFF_HEADINGS, *rows], right=(5, 6, 7, 8)) if rows else []
+    lines = markdown_table([DIFF_HEADINGS, *_with_short_names(rows)], right=(5, 6, 7, 8)) if rows else []
     counts = {word: sum(one.verdict == word for one in diff.differences) for word in ("slower", "faster")}
     if not diff.differences:
         verdict = "Nothing to compare: the two benchmarks have no cell in common."

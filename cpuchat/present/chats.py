@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
 from cpuchat.chats.records import Attachment, Chat
 from cpuchat.chats.transfer import Imported, PortableChat, encoded
+from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import ToolStep
@@ -126,8 +127,9 @@ class Welcome:
     offer: Offer | None = None
 
 
-def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> Welcome:
-    """Read the topology, the measured bandwidth, the models of the library and the catalog: call it in a thread."""
+def welcome(settings: Settings, loaded: ModelInfo | None, library: Library, failed: Collection[Source] = ()) -> Welcome:
+    """Read the topology, the measured bandwidth, the models of the library and the catalog: call it in a thread. Models
+    that have `failed` to load are not offered."""
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.catalog import best_local, estimates, load_catalog, ranked
     from cpuchat.models.hub.errors import is_offline
@@ -142,7 +144,8 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library) -> W
         about = "≈" if machine.estimated else "at least " if machine.at_least else ""
         parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model: ≈{units.about(speed)} tok/s"] if speed else []
-    here = [(one, estimate_local(one, machine)) for one in library.local_models() if one.size]
+    models = [one for one in library.local_models() if one.size and one.path not in failed]
+    here = [(one, estimate_local(one, machine)) for one in models]
     if (best := best_local(here)) is not None:
         groups = grouped(one for one, _ in here)
         offer = _opens(best, groups, dict(here)[best].tok_s)

@@ -63,6 +63,11 @@ def download_speed(bytes_per_second: float) -> str:
     return (f"{size(int(bytes_per_second))}/s" if bytes_per_second > 0 else "").rjust(SPEED)
 
 
+def without_hub(problem: str, key: str) -> str:
+    """Say why the hub was not reached, and how to go on without it; `key` reads the folders again."""
+    return f"{clean_line(problem)} Copy a .gguf file to ~/models, then press {key}."
+
+
 def left(seconds: float | None) -> str:
     """`47 s left`, `12 min left`, `3.2 h left`, right-aligned; blank while unknown."""
     return ("" if seconds is None else time_left(seconds)).rjust(LEFT)

@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,7 +49,8 @@ class Now:
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
     are on in the settings. `answered` as of `last_answer`; `traffic` in bytes per second, and what counts it. `passes`
-    as of `passes_measured` and `speed` as of `model_rows` are empty while they are being read.
+    as of `passes_measured`, `kernels` as of `kernel_chart` and `speed` as of `model_rows` are empty while they are
+    being read. `cores`: for which share of the last second each logical CPU was busy, its clock in kHz (0: unknown).
     """
 
     model: ModelInfo | None = None
@@ -61,7 +62,8 @@ class Now:
     counting: bool = True
     passes: str = ""
     cpu_module: str = ""
-    kernels: str = ""
+    kernels: Chart | None = None
+    cores: Mapping[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     answered: tuple[Row, ...] = ()
     traffic: tuple[float, str] | None = None
     speed: tuple[Row, ...] = ()
@@ -85,7 +87,6 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     from cpuchat.hardware.diagnostics import UNMEASURED, examine
 
     model, engine = now.model, now.engine
-    huge_pages = next((knob.state for knob in facts.knobs if knob.name == "huge pages"), "")
     policy = "no worker running"
     if engine is not None:
         refused = f" · requested policy rejected: {engine.policy_refused}" if engine.policy_refused else ""
@@ -96,14 +97,16 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
         *now.speed[1:],
         *improvements([one for one in examine(facts, beside=model is not None) if one.title != UNMEASURED]),
         ("weights", _weights(now)),
-        ("kernels", now.kernels),
+        ("kernels", "" if now.kernels is None or now.kernels.bars else "".join(now.kernels.foot)),
         ("CPU module", now.cpu_module),
         ("saved KV", kept_states(model)),
         ("passes", now.passes),
     ]
+    knobs = [one for one in facts.knobs if one.change or one.name == "huge pages"]
     of_machine = [
         *_topology(facts, model.cpus if model is not None else ()),
-        ("memory policy", policy + (f" · huge pages {huge_pages}" if huge_pages else "")),
+        ("memory policy", policy),
+        *((one.name, f"{one.state or 'none'} · {one.worth}") for one in knobs),
         ("counters", _counted(now)),
         *(("" if number else "note", note) for number, note in enumerate(facts.topology.notes)),
     ]
@@ -298,8 +301,10 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
 
 
 @dataclass(frozen=True, slots=True)
-class BandwidthBar:
-    """A read bandwidth in bytes per second: of a set of cores, or of the machine `now`; `note` says how it is known."""
+class Bar:
+    """A rate: in bytes per second, of a set of cores or a type of weights, or of the machine `now`; or the share for
+    which a core is busy. `note` says how it is known, or more of it.
+    """
 
     name: str
     rate: float
@@ -308,16 +313,77 @@ class BandwidthBar:
     now: bool = False
 
 
-def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[BandwidthBar], float]:
+@dataclass(frozen=True)
+class Chart:
+    """Bars of bandwidths or shares of which a whole one is `scale`, with a mark at `peak` (0: none), below a heading;
+    `foot` stands below."""
+
+    heading: str
+    bars: Sequence[Bar]
+    scale: float = 1.0
+    peak: float = 0.0
+    foot: Sequence[str] = ()
+    is_share: bool = False
+
+    def figure(self, bar: Bar) -> str:
+        return f"{100 * bar.rate:>3.0f} %" if self.is_share else f"{bandwidth(bar.rate):>5} GB/s"
+
+
+def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
+    """Return the read bandwidth with the traffic now, and how it is known, or what is `told` of a measurement."""
+    bars, scale = bandwidth_bars(facts, now)
+    whose = " of the model's cores" if now.model is not None and now.model.cpus else ""
+    foot = [told or how_known(facts, "press m to measure")]
+    if (most := facts.theoretical) is not None:
+        assumed = f"({most.channels} × {most.speed_mt} MT/s, assumed)"
+        foot.insert(0, f"╎ {bandwidth(most.bytes_per_s)} GB/s theoretical peak {assumed}")
+    return Chart(f"read bandwidth{whose}", bars, scale, most.bytes_per_s if most is not None else 0.0, foot)
+
+
+def kernel_chart(
+    instructions: str, products: Mapping[str, MeasuredProducts], peak: float, model: ModelInfo | None = None
+) -> Chart:
+    """Return how fast weights of each measured type are multiplied with one token, those of a model first, against the
+    read bandwidth `peak` (0: unknown); and the `instructions` of cpuchat's kernels ("": llama.cpp's alone run)."""
+    sizes = Counter[str]()
+    for part in model.evidence.weights if model is not None and model.evidence is not None else ():
+        sizes[part.type.upper()] += part.bytes
+    bars = list[Bar]()
+    for kind, one in sorted(products.items(), key=lambda item: (-sizes[item[0]], item[0])):
+        used, other, of = one.cpuchat.rate(1), one.llama_cpp.rate(1), "llama.cpp"
+        if not one.is_chosen:
+            used, other, of = other, used, "cpuchat"
+        note = f"{units.factor(used / other)} {of}{f' · {size(sizes[kind])}' if sizes[kind] else ''}"
+        bars.append(Bar(kind, used, note, one.disturbed))
+    kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
+    foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth"] if peak else []
+    if not bars:
+        foot = [f"{kernels}: no type of weights measured yet, a load measures those of its model"]
+    scale = max([peak, *(one.rate for one in bars)])
+    return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
+
+
+def core_chart(topology: Topology, now: Now) -> Chart:
+    """Return how busy each core is, with its clock."""
+    cpus, bars = now.model.cpus if now.model is not None else (), list[Bar]()
+    for core in topology.cores:
+        found = [now.cores.get(cpu, (0.0, 0)) for cpu in core.cpus]
+        share, khz = max(one for one, _ in found), max(one for _, one in found)
+        note = [f"{khz / 1e6:.2f} GHz" if khz else "", "" if {*cpus}.isdisjoint(core.cpus) else "model"]
+        bars.append(Bar(f"core {core.index}", share, " · ".join(filter(None, note)), now=True))
+    return Chart("cores, busy with all programs", bars, is_share=True)
+
+
+def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[Bar], float]:
     """Return what is known of the read bandwidth, the most cores last, and the bytes per second of a whole bar."""
-    peaks, found = facts.peaks, list[BandwidthBar]()
+    peaks, found = facts.peaks, list[Bar]()
     if peaks.all_cores is not None:
         for name, one in measured_sets(peaks.all_cores, peaks.one_core, peaks.l3_group):
             note = "≈ estimated" if one.estimated else "at least" if one.at_least else ""
             rate = min(one.bytes_per_s, peaks.all_cores.bytes_per_s)  # what fewer cores read at another time, all do
-            found.append(BandwidthBar(name, rate, note, one.estimated))
+            found.append(Bar(name, rate, note, one.estimated))
     if now is not None and now.traffic is not None:
-        found.append(BandwidthBar("now", *now.traffic, now=True))
+        found.append(Bar("now", *now.traffic, now=True))
     theoretical = facts.theoretical.bytes_per_s if facts.theoretical is not None else 0.0
     return found, max([theoretical, *(bar.rate for bar in found)])
 

@@ -39,6 +39,19 @@ _CLOSING_SECONDS = 3
 _BACKLOG = 32  # asyncio accepts as many before it looks at the first: with more, descriptors run out
 
 
+class _Limit:
+    """Refuses requests over more connections than `CONNECTIONS`, in the form of the client's dialect."""
+
+    def __init__(self, app: ASGIApp, connections: Collection[object]) -> None:
+        self._app, self._connections = app, connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self._connections) <= CONNECTIONS:
+            return await self._app(scope, receive, send)
+        refusal = Refusal(503, "Too many connections. Close some, or retry later.", "overloaded", retry_after=1)
+        await refusal.response({"connection": "close"}, scope["path"])(scope, receive, send)
+
+
 class PortInUse(UsageError):
     """Another program listens there."""
 
@@ -110,7 +123,6 @@ async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator
         app,
         http=_Protocol,
         backlog=_BACKLOG,
-        limit_concurrency=CONNECTIONS,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -125,6 +137,7 @@ async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
     server = _Server(config)
+    config.app = _Limit(app, server.server_state.connections)
     task = asyncio.create_task(server.serve(sockets=listeners))
     try:
         yield

@@ -15,6 +15,7 @@ import msgspec
 from cpuchat import __version__
 from cpuchat.base.errors import CpuchatError
 from cpuchat.models.gguf.header import known_as
+from cpuchat.models.ollama import is_content
 from cpuchat.protocol.messages import AnyEvent, CallDelta, Failed, Generate, GenerationFinished, ModelLoaded
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
@@ -133,7 +134,8 @@ class InferenceService:
         """Return all names that the model answers to, first the one it goes by. Raises Refusal before it is loaded."""
         file = Path(self.model.path)
         name = known_as(file)
-        own = name, name.removesuffix(":latest"), file.stem, file.name, self.model.name
+        of_file = () if is_content(file) else (file.stem, file.name)  # nobody types a hash
+        own = name, name.removesuffix(":latest"), *of_file, self.model.name
         return tuple(dict.fromkeys(filter(None, (*self._aliases, *own))))
 
     @property

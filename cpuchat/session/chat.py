@@ -56,6 +56,8 @@ class ChatSession:
         """The model that was chosen, loaded or not."""
         self.loaded = False
         """The model was loaded once; the backend starts it again by itself."""
+        self.failed_loads: dict[Source, Failed] = {}
+        """Why models could not be loaded, until they are."""
         self.queue: list[Outgoing] = []
         """Messages to send, the next one first."""
         self.background: list[Background] = []
@@ -63,7 +65,7 @@ class ChatSession:
         """What answers may call. The answer that runs may have it."""
         self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
-        self.leaving = False
+        self.leaving = self.is_calibrating = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
         conversation.on_save_problem = lambda: self.listen(events.Changed("saving"))
         self._task: asyncio.Task[None] | None = None
@@ -227,21 +229,16 @@ class ChatSession:
                     if last is None and stores:
                         self.listen(events.Changed("question"))
                     last = event
+                    self.is_calibrating = isinstance(event, LoadProgress) and event.phase == "calibrating"
                     self.listen(event)
-                    if self._skips_calibration(event):
-                        await self.stop()
         except CpuchatError as error:
             if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
                 self.listen(events.MessagesChanged())
             last = Failed.of(error)
             self.listen(last)
+        finally:
+            self.is_calibrating = False
         return last
-
-    def _skips_calibration(self, event: AnyEvent) -> bool:
-        """Return whether to skip the calibration of the load that runs: a message waits for it."""
-        is_calibration = isinstance(event, LoadProgress) and event.phase == "calibrating" and event.done < event.total
-        is_stopping = self.conversation.activity.is_stopping
-        return is_calibration and bool(self.queue) and self.activity is Activity.LOADING and not is_stopping
 
     # Models
 
@@ -251,6 +248,7 @@ class ChatSession:
             return
         before = self.loaded_source
         self.source, self.loaded = source, False
+        self.failed_loads.pop(source, None)
 
         async def run() -> None:
             last = await self._load_one(source)
@@ -264,6 +262,8 @@ class ChatSession:
         self.listen(events.LoadBegun(source, again))
         last = await self._stream(self.conversation.load_model(source))
         self.loaded = isinstance(last, ModelLoaded)
+        if isinstance(last, Failed):
+            self.failed_loads[source] = last
         self.listen(events.LoadEnded(source, last))
         return last
 

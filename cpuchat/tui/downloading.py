@@ -12,7 +12,7 @@ from textual.signal import Signal
 from textual.worker import Worker
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, HubOffline
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
@@ -47,6 +47,8 @@ class Downloading:
 
     def __init__(self, app: App[Any], opener: Opener = open_downloads) -> None:
         self.changed: Signal[Download] = Signal(app, "downloads")
+        self.hub_problem = ""
+        """Why the hub was not reached when it was asked last; "" once it was."""
         self._app = app
         self._opener = opener
         self._manager: Downloads | None = None
@@ -132,6 +134,10 @@ class Downloading:
         if self._manager is None:  # closing
             return
         before = self._states.get(download.id)
+        if download.code == HubOffline.code and before is not None:
+            self.hub_problem = download.message
+        elif download.speed or download.state in ("checking", "done"):
+            self.hub_problem = ""
         self._states[download.id] = download.state
         if download.state == before:
             self._waiting[download.id] = download

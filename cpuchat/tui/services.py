@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import App
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base.errors import CpuchatError, SettingsError
+from cpuchat.base.errors import CpuchatError, HubOffline, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
 from cpuchat.config.servers import KeyRing, Source, computes_here
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 MonitorOpener = Callable[[], "Monitor"]
+T = TypeVar("T")
 
 
 def open_monitor() -> Monitor:
@@ -141,6 +142,16 @@ class Services:
         from cpuchat.models.hub.client import Hub
 
         return Hub()
+
+    async def ask_hub(self, question: Callable[[], T]) -> T:
+        """Run `question`, which asks the hub, in a thread, and remember whether that was reached. Raises as it does."""
+        try:
+            found = await run_in_daemon_thread(question)
+        except CpuchatError as error:
+            self.downloading.hub_problem = error.message if isinstance(error, HubOffline) else ""
+            raise
+        self.downloading.hub_problem = ""
+        return found
 
     @property
     def settings(self) -> Settings:

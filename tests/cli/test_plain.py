@@ -93,7 +93,7 @@ async def test_a_full_chat_does_what_it_remembers_and_the_message_is_answered() 
     assert "bug" not in done.stderr
 
 
-@pytest.mark.parametrize("ending", ["ctrl+c", "ctrl+d", "ctrl+d at once", "SIGTERM"])
+@pytest.mark.parametrize("ending", ["ctrl+c", "ctrl+d", "ctrl+d before", "ctrl+d at once", "SIGTERM"])
 async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp_path: Path, ending: str) -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
@@ -118,9 +118,11 @@ async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp
         if ending == "SIGTERM":
             os.kill(terminal.pid, signal.SIGTERM)
             return
+        if ending == "ctrl+d before":
+            terminal.press("ctrl+d")  # which the line after it takes back
         if ending != "ctrl+d at once":
             terminal.type("Next?\r")  # sent after this answer
-        if ending != "ctrl+c":
+        if ending in ("ctrl+d", "ctrl+d at once"):
             terminal.press("ctrl+d")  # after that one
         terminal.press("ctrl+c")
         terminal.wait_for("stopped")

@@ -9,14 +9,19 @@ import pty
 import sys
 import tty
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuchat.cli.compare import ComparisonRun
 from cpuchat.cli.output import json_line
 from cpuchat.cli.question import compose
 from cpuchat.cli.terminal import TerminalOutput
+from cpuchat.compare.runner import Side
+from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 
@@ -116,3 +121,14 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
     assert screen.text() == (
         "\r\x1b[2Kloading the model · reading the file  50 %\r\x1b[2Kreading the prompt · 512 of 1,203 tokens\r\x1b[2K"
     )
+
+
+def test_a_comparison_tells_how_long_its_prompt_takes(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    meters = [SimpleNamespace(prefill_left_s=lambda left=left: left) for left in (None, 21.0)]
+    runners = [SimpleNamespace(conversation=SimpleNamespace(meter=meter)) for meter in meters]
+    compared: Any = SimpleNamespace(names=("a", "b"), runners=runners)
+    monkeypatch.setattr("cpuchat.compare.comparison.Comparison", lambda *_, **__: compared)
+    sides = Side(path="a.gguf"), Side(path="b.gguf")
+    ComparisonRun(sides, Settings(), errors_on(screen, monkeypatch), stream=True)
+    compared.tell(1, PrefillProgress(request_id=1, processed=512, total=4097, cache_n=0))
+    assert screen.text().endswith("reading the prompt · 512 of 4,097 tokens · 21 s left")

@@ -63,6 +63,12 @@ def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) ->
     assert short_names(*two) == ("1.5B Q8_0", "0.5B Q4_K_M")
 
 
+def test_long_names_are_cut_but_not_their_quantization() -> None:
+    repos = ("hf.co/bartowski/Qwen2.5-Coder-7B-Instruct-GGUF", "hf.co/bartowski/Qwen2.5-Coder-3B-Instruct-GGUF")
+    a, b = (Side(path=repo, model=f"{repo}:Q4_K_M", quantization="Q4_K_M") for repo in repos)
+    assert short_names(a, b) == ("hf.co/bartowski/Qwen2.5-Co…7B:Q4_K_M", "hf.co/bartowski/Qwen2.5-Co…3B:Q4_K_M")
+
+
 def test_models_of_ollama_are_told_apart_by_its_names(tmp_path: Path) -> None:
     one = Side.of(ollama(tmp_path, "tiny-a:latest", resolve("demo")))
     assert (one.name, Side(path=one.path).name) == ("tiny-a:latest Q8_0", "tiny-a:latest")

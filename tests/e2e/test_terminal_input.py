@@ -49,3 +49,12 @@ def test_what_terminals_send_is_text_or_a_key_or_nothing_and_ctrl_q_quits_in_eve
         terminal.wait_for("Ctrl+C again quits.")
         terminal.type("\x1b[1081;5u")
         assert terminal.wait_for_end() == 0
+
+
+def test_what_was_typed_before_the_terminal_is_set_up_is_sent(tmp_path: Path) -> None:
+    with answering("An answer.") as url, opened("--server", url, home=tmp_path) as terminal:
+        terminal.type("One\nand two\r")
+        terminal.wait_for("An answer.")
+        assert "One" in terminal.text and "and two" in terminal.text
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0

@@ -51,6 +51,18 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ["[[true]]", "[[true, false], [false]]", "[ [true] ]"],
         ["[]", "[[]]", "[[true,true,true]]", "[true]", "[[true],]"],
     ),
+    "tuples": (  # as SDKs send those of Python
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"enum": ["a", "b"]}], "items": False,
+         "minItems": 2, "maxItems": 2},
+        ['[1, "a"]', '[-20,"b"]'],
+        ["[]", "[1]", '["a", 1]', '[1, "c"]', '[1, "a", 2]'],
+    ),
+    "beginnings of arrays": (
+        {"prefixItems": [{"type": "integer"}, {"type": "null"}], "items": {"type": "boolean"}, "type": "array",
+         "minItems": 1},
+        ["[1]", "[1, null]", "[1, null, true, false]"],
+        ["[]", "[null]", "[1, true]", "[1, null, 2]"],
+    ),
     "discriminated": (
         {"type": "object", "required": ["kind"], "oneOf": [
             {"properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}, "required": ["n"]},
@@ -111,6 +123,7 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
         ({"$ref": "#"}, "refers to itself without an end"),
         ({"anyOf": [{"$ref": "#/anyOf/1"}, {"$ref": "#/anyOf/0"}]}, "refers to itself without an end"),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "refers to itself without an end"),
+        ({"type": "array", "prefixItems": [{}, False], "items": False, "minItems": 2}, "allows nothing"),
         ({"pattern": "(?=a)b"}, "look-around"),
         ({"pattern": "(a"}, "unclosed group"),
         ({"properties": {f"p{n}": {} for n in range(2_000)}}, "more than 1,500 properties"),
@@ -119,7 +132,7 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
          "references lead through more than 500 levels"),
         ({"allOf": [{"anyOf": [{"required": [f"p{m}_{n}"]} for n in range(6)]} for m in range(8)]}, "too large"),
     ],
-    ids=range(22),
+    ids=range(23),
 )  # fmt: skip
 def test_what_a_grammar_cannot_enforce_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:

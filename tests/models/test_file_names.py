@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.models.file_names import PREFERRED, rank, without_quantization
+from cpuchat.models.file_names import PREFERRED, rank, shortened, without_quantization
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,24 @@ from cpuchat.models.file_names import PREFERRED, rank, without_quantization
 )
 def test_a_model_is_called_the_same_in_all_its_quantizations(name: str, base: str) -> None:
     assert without_quantization(name) == base
+
+
+def test_long_names_are_cut_before_their_size_and_quantization_unless_two_would_be_alike() -> None:
+    names = {
+        "hf.co/bartowski/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M": "hf.co/bartowski/Qwen2.5-Co…7B:Q4_K_M",
+        "hf.co/a/Qwen3-30B-A3B-Instruct-2507-GGUF:UD-Q4_K_XL": "hf.co/a/Qwen3-30B-A3B-In…:UD-Q4_K_XL",
+        "hf.co/unsloth/DeepSeek-R1-Distill-Qwen-1.5B-GGUF:Q8_0": "hf.co/unsloth/DeepSeek-R1-…1.5B:Q8_0",
+        "qwen2.5-coder:7b": "qwen2.5-coder:7b",
+    }
+    assert shortened([*names]) == [*names.values()]
+    alike = [f"hf.co/{owner}/Qwen2.5-Coder-7B-{kind}-GGUF:Q4_K_M" for owner, kind in (("o", "Chat"), ("o", "Base"))]
+    cut = shortened([name.replace("/o/", "/a-publisher-of-models/") for name in alike])
+    assert len({*cut}) == 2 and not any("…" in name for name in cut)
+
+
+@given(st.text(max_size=200))
+def test_any_name_can_be_cut(name: str) -> None:
+    assert len(shortened([name])[0]) <= max(36, len(name))
 
 
 @given(st.text(max_size=60))

@@ -1,9 +1,10 @@
-"""Tests the HTTP server: tokens, addresses and web pages that may use it, and silent connections, which are closed."""
+"""Tests the HTTP server: tokens, addresses and web pages that may use it, and connections: silent or too many."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 from pathlib import Path
@@ -99,3 +100,26 @@ async def test_silent_connections_are_closed_and_others_are_answered(
         writer.write(b"GET / HT")  # a second request that never gets complete
         assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/chat/completions", "unavailable_error"), ("/v1/messages", "error")])
+async def test_too_many_connections_are_told_in_the_form_of_the_dialect(
+    path: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS", 1)
+    listeners = listen("127.0.0.1", 0)
+    port = listeners[0].getsockname()[1]
+    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+    async with serving(hello, listeners):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        await reader.readuntil(b"hi")
+        others, another = await asyncio.open_connection("127.0.0.1", port)
+        another.write(request)
+        head, _, body = (await others.read()).partition(b"\r\n\r\n")  # it closes the connection
+        assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in head
+        found = json.loads(body)
+        assert "Too many connections" in found["error"]["message"]
+        assert kind == (found["type"] if path == "/v1/messages" else found["error"]["type"])
+        writer.close()
+        another.close()

@@ -19,6 +19,7 @@ from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
+from cpuchat.models.kernels import MeasuredProducts
 from cpuchat.protocol.messages import AnyEvent, Failed, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import NO_PEAKS, Bandwidth, MachineSample, Peak, Peaks, Power
@@ -127,6 +128,7 @@ class FixtureReader(MachineReader):
         """Lets a measurement take one step for each release."""
         self._placed = placed
         self.counters = Counters(sample)
+        self.products: dict[str, MeasuredProducts] = {}
 
     def facts(self, spec: PlacementSpec, loaded: Computing | None = None) -> DiagnosticFacts:
         found = super().facts(spec, loaded)
@@ -142,6 +144,9 @@ class FixtureReader(MachineReader):
             if cancelled():
                 raise Interrupted("Measurement cancelled.")
         self._known = True
+
+    def kernels(self, on: Computing | None, module: str) -> tuple[str, dict[str, MeasuredProducts]]:
+        return "AVX2", self.products
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed

@@ -312,7 +312,10 @@ class ChatCommands:
             await self._change_model(offer.path if offer is not None else None)
             return
         self._session.tell("Contacting Hugging Face…")
-        repository = await run_in_daemon_thread(lambda: services.hub.repository(model.repos[0]))
+        try:
+            repository = await services.ask_hub(lambda: services.hub.repository(model.repos[0]))
+        finally:
+            pane.show_welcome()
         chosen = choose_repo_model(repository, model.quantization)
         services.downloading.start(repository.id, repository.revision, chosen, repository.newest_at)
 

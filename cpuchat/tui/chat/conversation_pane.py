@@ -9,8 +9,11 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import OptionList
 
+from cpuchat.base.text import clean_line
+from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
+from cpuchat.protocol.messages import LoadProgress
 from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
@@ -62,6 +65,8 @@ class ConversationPane(Vertical):
                     self._queued.show(self._session.queue)
             case events.Changed("question"):
                 self.composer.follow_chat()
+            case LoadProgress() if self._session.queue:  # Esc skips a calibration
+                self.composer.show_titles()
             case events.Changed("options" | "tools"):
                 self.show_options()
 
@@ -74,7 +79,13 @@ class ConversationPane(Vertical):
         self.composer.show_titles(" · ".join(filter(None, (own, answers.options(options.own), toy))))
 
     def show_welcome(self) -> None:
-        empty, path = not self.transcript.has_messages, self._session.source
+        path, problem = self._session.source, ""
+        if path is not None and (failed := self._session.failed_loads.get(path)) is not None:
+            problem = clean_line(f"{known_as(path)} was not loaded: {failed.message} {failed.hint}")
+            path = None
+            if not self._session.messages:
+                self.transcript.show_chat()  # in whose place the welcome says it
+        empty = not self.transcript.has_messages
         self.query_one("#talk").set_class(empty, "-empty")
         has_own = path is not None and not (isinstance(path, Path) and is_demo(path))
         offered = () if not empty or path is None else OF_OTHERS if has_own else OF_DEMO
@@ -82,7 +93,7 @@ class ConversationPane(Vertical):
         self.composer.actions = SUGGESTED_ACTIONS | ({} if has_own else ACCEPTS) if empty else {}
         if empty:
             idle = (self._session.loaded or not has_own) and not self._session.busy
-            self.welcome.show(offered, has_own=has_own, idle=idle)
+            self.welcome.show(offered, has_own=has_own, idle=idle, problem=problem)
 
     def edit_selected(self) -> None:
         """Put the selected message of the user, that of the selected answer, or the last one into the prompt."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.text import Text
 from textual import events as textual_events
 from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.base.text import clean
+from cpuchat.models.file_names import SIZE
 from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
@@ -27,12 +26,11 @@ _BEFORE = len(" cpuchat  ")
 _SHORTEST = 8  # characters of a name
 _PARTS = ("name", "model", "dim", "warn")
 _Part = tuple[str, str]  # a text and its style
-_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
 
 def short_name(model: str) -> str:
     """Return the size in a model's name (`0.5B` of `Qwen2.5-0.5B-Instruct`), or the name if it has none."""
-    sizes = _SIZE.findall(model)
+    sizes = SIZE.findall(model)
     return sizes[0].upper() if sizes else model
 
 
@@ -63,7 +61,7 @@ class StatusLine(Widget):
                 name = "the server" if event.phase in answers.SERVER_PHASES else "the model"
                 if session.activity is Activity.LOADING and session.source is not None:
                     name = known_as(session.source)
-                words = answers.load_progress(name, event, skips=not session.queue)
+                words = answers.load_progress(name, event)
                 if (over := len(words) + _BEFORE - self.size.width) > 0:  # the phase and the share stay
                     words = words.replace(name, f"{name[: max(_SHORTEST, len(name) - over - 1)]}…", 1)
                 self._progress = clean(words)

@@ -107,7 +107,7 @@ class ChatTranscript(Transcript):
                 self.show_reading()
             case protocol.LoadProgress() if self._open:  # a dead worker is started again before it answers
                 remote = event.phase in answers.SERVER_PHASES
-                loading = answers.load_progress("the server", event, skips=not self._session.queue)
+                loading = answers.load_progress("the server", event)
                 self.set_pending(loading if remote else "Restarting the worker…")
             case protocol.Reconnecting():
                 self.set_pending(answers.reconnecting(event))

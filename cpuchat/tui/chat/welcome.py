@@ -14,6 +14,7 @@ from textual.worker import Worker
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present.chats import Offer, Welcome
+from cpuchat.present.downloads import without_hub
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import result_of, yield_thread
 
@@ -58,6 +59,7 @@ class WelcomePane(Container):
         """What is shown of this machine; its offer is what Enter does, once it is known."""
         self._reading: Worker[None] | None = None
         self._questions: tuple[str, ...] = ()
+        self._problem = ""
         self._has_own = False
         self._text, self._shown = Static(), ""
         self.border_title = "New chat"
@@ -71,10 +73,11 @@ class WelcomePane(Container):
     def on_resize(self) -> None:
         self.call_after_refresh(self._draw)  # a long name has other lines
 
-    def show(self, questions: tuple[str, ...], *, has_own: bool, idle: bool) -> None:
-        """`questions` will be answered, () without a model. `has_own`: one of the user's is loaded, so that no other is
-        named. `idle`: there is time to read what this machine can run; what is offered may have changed since."""
-        self._questions, self._has_own = questions, has_own
+    def show(self, questions: tuple[str, ...], *, has_own: bool, idle: bool, problem: str) -> None:
+        """`questions` will be answered, () without a model, and `problem` says why. `has_own`: one of the user's is
+        loaded, so that no other is named. `idle`: there is time to read what this machine can run; what is offered may
+        have changed since."""
+        self._questions, self._has_own, self._problem = questions, has_own, problem
         self._draw()
         if idle and (not has_own or self.about == Welcome()):
             self._read()
@@ -86,11 +89,11 @@ class WelcomePane(Container):
         return self.about.offer
 
     def _read(self) -> None:
-        services = self._services
+        services, failed = self._services, frozenset(self._services.session.failed_loads)
 
         def read() -> Welcome:
             yield_thread()
-            return services.describe_machine(services.settings, services.conversation.model, services.library)
+            return services.describe_machine(services.settings, services.conversation.model, services.library, failed)
 
         async def read_and_draw() -> None:
             painted = asyncio.Event()
@@ -112,14 +115,22 @@ class WelcomePane(Container):
         repo = offer.model.repos[0] if offer.model is not None else ""
         coming = any(one.order.repo == repo and one.state in RUNNING for one in self._services.downloading.all())
         title, details = offer.title, offer.details
+        unreached = self._services.downloading.hub_problem if repo else ""
         if coming:
             title = title.replace("Download", "Downloading", 1)
             details = "the demo answers meanwhile · Ctrl+G, Enter pauses it"
-        width = max(self._text.size.width or 60, 30) - 7
-        title, details = ("\n       ".join(textwrap.wrap(text, width)) for text in (title, details))
+        elif unreached:
+            title = f"Retry: {title}"
+        if unreached:
+            details = without_hub(unreached, "Ctrl+N")
+        title, details = ("\n       ".join(textwrap.wrap(text, self._width - 7)) for text in (title, details))
         does = offer.path is not None or (offer.model is not None and not coming)
         click = "[$heading b]Enter[/]  [@click=screen.accept_offer]$title[/]" if does else "       $title"
         return [Content.from_markup(click, title=title), Content(f"       {details}")]
+
+    @property
+    def _width(self) -> int:
+        return max(self._text.size.width or 60, 30)
 
     def _draw(self) -> None:
         indent = 1 if self._has_own else 5
@@ -133,8 +144,10 @@ class WelcomePane(Container):
         if self._has_own:
             lines = [*questions, Content(""), machine, Content("")]
         else:
-            head = Content(WHAT if questions else "No model is loaded.")
-            lines = [head, Content(""), *self._offered(), *questions, Content(""), machine]
+            why = textwrap.wrap(self._problem, self._width) or ["No model is loaded."]
+            none = [] if questions else [*map(Content, why), Content("")]
+            lines = [*none, *([Content(WHAT), Content("")] if questions else []), *self._offered(), *questions]
+            lines += [Content(""), machine]
         by_number = questions and not self._has_own
         keys = "1 to 3, then Enter · Ctrl+O your models" if by_number else "Ctrl+O models · Alt+S this chat"
         text = Content("\n").join([*lines, Content(f"{keys} · F1 help")])

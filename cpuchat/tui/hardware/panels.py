@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
@@ -14,64 +13,55 @@ from textual.widgets.option_list import Option
 from cpuchat.hardware.diagnostics import DiagnosticFacts
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present import machine
-from cpuchat.present.machine import Now
-from cpuchat.telemetry import units
+from cpuchat.present.machine import Chart, Now
 from cpuchat.telemetry.units import plural
-from cpuchat.tui.widgets.charts import bar
+from cpuchat.tui.widgets.charts import PEAK, bar
 from cpuchat.tui.widgets.model_list import label_table
 
 
 class FactsTable(Static):
-    """Rows of a label and a text, in two columns where there is room: of the model, and of the machine."""
+    """Rows of a label and a text: of the model, and of the machine."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
+    _shown: Sequence[machine.Row] = ()
 
     def show(self, facts: DiagnosticFacts, now: Now) -> None:
-        style = self.get_component_rich_style("facts--dim", partial=True)
-        sides = [label_table(rows, style, 14) for rows in machine.rows(facts, now)]
-        table = Table.grid(expand=True, padding=(0, 3, 0, 0))
-        for some in [sides] if self.size.width >= WIDE else [[side] for side in sides]:
-            table.add_row(*some)
-        for column in table.columns:
-            column.ratio = 1
-        self.update(table)
+        of_model, of_machine = machine.rows(facts, now)
+        if (rows := of_model + of_machine) != self._shown:
+            self._shown = rows
+            self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 14))
 
 
-WIDE = 150
-"""Columns from which the facts stand in two columns, and the bandwidth beside the picture."""
-
-
-class BandwidthBars(Static):
-    """The read bandwidth of one core, one L3 group and all cores, and the traffic now, as bars of one scale; below, how
-    it is known, or how far a measurement is."""
+class Bars(Static):
+    """A chart of horizontal bars, each between its name with its figure and a note."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"bars--{part}" for part in ("fill", "now", "track", "peak", "dim")}
+    _shown: tuple[Chart, int] | None = None
 
-    def show(self, facts: DiagnosticFacts, now: Now, told: str) -> None:
-        bars, scale = machine.bandwidth_bars(facts, now)
-        most = (facts.theoretical.bytes_per_s / scale,) if facts.theoretical is not None else ()
-        names, notes = (max((len(getattr(one, part)) for one in bars), default=0) for part in ("name", "note"))
-        whose = " of the model's cores" if now.model is not None and now.model.cpus else ""
-        lines = [Text(f"read bandwidth{whose}", self._style("dim"))]
-        for one in bars:
-            width = self.size.width - names - notes - len("    367 GB/s     ")  # and where the scroll bar comes
-            line = Text(f"  {one.name:<{names}} {units.bandwidth(one.rate):>5} GB/s ")
-            for text, part in bar(one.rate / scale, max(width, 4), *most):
+    def show(self, chart: Chart | None) -> None:
+        self.display = chart is not None
+        if chart is None or (chart, self.size.width) == self._shown:
+            return
+        self._shown = chart, self.size.width
+        names, notes = (max((len(getattr(one, part)) for one in chart.bars), default=0) for part in ("name", "note"))
+        peak = (chart.peak / chart.scale,) if chart.peak else ()
+        lines = [Text(chart.heading, self._style("dim"))]
+        for one in chart.bars:
+            line = Text(f"  {one.name:<{names}} {chart.figure(one)} ")
+            width = self.size.width - len(line) - notes - 3  # and where the scroll bar comes
+            for text, part in bar(one.rate / chart.scale, max(width, 4), *peak):
                 filled = "░" * len(text) if one.estimated and part == "fill" else text
                 line.append(filled, self._style("now" if one.now and part == "fill" else part))
             lines.append(line.append(f" {one.note}", self._style("dim")))
-        if facts.theoretical is not None:
-            one = facts.theoretical
-            assumed = f"({one.channels} × {one.speed_mt} MT/s, assumed)"
-            peak = f"{units.bandwidth(one.bytes_per_s)} GB/s theoretical peak {assumed}"
-            lines.append(Text.assemble(("  ╎ ", self._style("peak")), (peak, self._style("dim"))))
-        self.update(Text("\n").join([*lines, Text(f"  {told or machine.how_known(facts, AGAIN)}")]))
+        lines += [Text(f"  {line}", self._style("dim" if line[0] == PEAK else "")) for line in chart.foot]
+        self.update(Text("\n").join(lines))
 
-    def _style(self, part: str) -> Style:
-        return self.get_component_rich_style(f"bars--{part}", partial=True)
+    def on_resize(self) -> None:
+        if self._shown is not None:
+            self.show(self._shown[0])
 
-
-AGAIN = "press m to measure"
+    def _style(self, part: str) -> Style | str:
+        return self.get_component_rich_style(f"bars--{part}", partial=True) if part else ""
 
 
 class PlacementList(OptionList):

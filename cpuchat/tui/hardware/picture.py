@@ -23,8 +23,8 @@ Line = list[tuple[str, str]]
 CELLS = {"target": "▣", "shared": "■", "free": "□", "off": "·", "busy": "▩", "sibling": "▫"}
 _BUSY = "busy with other programs"
 NAMES = {"target": "for the model", "shared": f"of them {_BUSY}", "free": "unused", "off": "not allowed", "busy": _BUSY}
-ROOMY, AIRY = 30, 45
-"""Rows of a terminal from which a blank one parts the legend from the picture, and all rows of that."""
+ROOMY = 30
+"""Rows of a terminal from which a blank one parts the legend from the picture."""
 PARTS = (*CELLS, "label", "link")
 _GAP, _FEW, _NUMBERED = 3, 2, 70
 ROOMY_ROWS = 8
@@ -214,8 +214,6 @@ class MachinePicture(Static):
             return
         self._shown = shown
         lines = picture(*shown)
-        if self.app.size.height >= AIRY and len(lines) <= ROOMY_ROWS:
-            lines = [line for row in lines for line in (row, list[tuple[str, str]]())]
         lines += [*([[]] if self.app.size.height >= ROOMY else []), *legend(topology, use, lines, self.size.width)]
         styles = {part: self.get_component_rich_style(f"machine--{part}", partial=True) for part in PARTS}
         self.update(Text("\n").join(Text.assemble(*((text, styles[part]) for text, part in line)) for line in lines))

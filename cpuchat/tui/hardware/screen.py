@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on, work
@@ -41,16 +41,20 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.placement import PlacementChange
 from cpuchat.telemetry.machine import Peaks
 from cpuchat.telemetry.units import plural
-from cpuchat.tui.hardware.panels import WIDE, BandwidthBars, FactsTable, PlacementList
+from cpuchat.tui.hardware.panels import Bars, FactsTable, PlacementList
 from cpuchat.tui.hardware.picture import MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
+if TYPE_CHECKING:
+    from cpuchat.models.kernels import MeasuredProducts
+
 Computing = tuple[tuple[int, ...], str]
 """(logical CPUs, memory policy in the words of `mempolicy`)"""
 
 SAMPLE_SECONDS = 1.0
+_FEW_CORES, _MAX_CORES = 8, 24  # that are shown one by one: beside the bandwidth, and in half of a wide screen
 _PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 
@@ -75,9 +79,12 @@ class MachineReader:
         """Return where the worker's memory is; None where the kernel does not report it."""
         return read_residency(pid, files, self.root)
 
-    def busy(self) -> frozenset[int]:
-        """Return the logical CPUs that were busy since the last call."""
-        return frozenset(cpu for cpu, share in self._busy.shares().items() if share > MAX_BUSY_CORES)
+    def cores(self, topology: Topology) -> dict[int, tuple[float, int]]:
+        """Return for which share of the time since the last call each logical CPU was busy, and its clock in kHz, of a
+        few (0: not known)."""
+        shares, few = self._busy.shares(), len(topology.cores) <= _MAX_CORES
+        clocks = {cpu: clock(self.root, (cpu,)) if few else None for cpu in topology.online}
+        return {cpu: (shares.get(cpu, 0.0), one.high if one is not None else 0) for cpu, one in clocks.items()}
 
     def now(self, facts: DiagnosticFacts, on: Computing, seen: object) -> tuple[DiagnosticFacts, object]:
         """Return facts with what is known of the bandwidth `on` cores, and the clock, now; and what has been `seen`
@@ -87,6 +94,15 @@ class MachineReader:
         if now != seen:  # estimates read the whole topology
             peaks = known_of(facts.topology, *on, root=self.root)
         return dataclasses.replace(facts, peaks=peaks, clock=clock(self.root, on[0])), now
+
+    def kernels(self, on: Computing | None, module: str) -> tuple[str, Mapping[str, MeasuredProducts]]:
+        """Return the instruction set of cpuchat's kernels in a CPU `module` ("": the usual one), "" where they do not
+        run; and what was measured `on` cores, by type of weights."""
+        from cpuchat.models.cpu_modules import AUTO, engine_cpu
+        from cpuchat.models.kernels import ProductLog, instructions_used
+
+        cpu = engine_cpu(module or AUTO)
+        return instructions_used(cpu), ProductLog(*on, cpu).read() if on is not None else {}
 
     def measure(self, topology: Topology, on: Computing, cancelled: Cancelled) -> Iterator[str]:
         """Measure the bandwidth `on` cores in slices; yield what is done before each. Raises CpuchatError: it cannot be
@@ -108,7 +124,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     CSS_PATH = "hardware.tcss"
     AUTO_FOCUS = "#placements"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (WIDE + 4, "-wide")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-middle"), (154, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
 
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
@@ -134,8 +150,12 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         with VerticalScroll(id="machine") as pane:
             pane.border_title = "Hardware"
             with Container(id="drawn"):
-                yield MachinePicture(id="picture")
-                yield BandwidthBars(id="bars")
+                with Vertical():
+                    yield MachinePicture(id="picture")
+                    yield Bars(id="cores")
+                with Vertical():
+                    yield Bars(id="bandwidth")
+                    yield Bars(id="kernels")
             yield FactsTable(id="facts")
         with Vertical(id="where") as where:
             where.border_title = "Placement"
@@ -188,7 +208,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         engine = backend.engine if backend.pid or model else None
         counting = self._services.settings.hardware.counters
         loading = self._services.session.activity is Activity.LOADING
-        self.now = Now(model, loading, engine, counting=counting, passes=self.now.passes, speed=self.now.speed)
+        before = self.now
+        self.now = Now(
+            model, loading, engine, counting=counting,
+            passes=before.passes, speed=before.speed, kernels=before.kernels, cores=before.cores,
+        )  # fmt: skip
         if self.facts is None or not self.has_widgets:
             return
         self._sample()
@@ -239,16 +263,20 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
         was_idle, is_idle = self._was_idle, self._services.session.is_idle
         try:
-            now = run_in_daemon_thread(lambda: (*self.reader.now(before, on, self._seen), self.reader.busy()))
-            facts, seen, busy = await now
+            now = run_in_daemon_thread(
+                lambda: (*self.reader.now(before, on, self._seen), self.reader.cores(before.topology))
+            )
+            facts, seen, cores = await now
         finally:
             self._is_looking, self._was_idle = False, is_idle
+        busy = frozenset(cpu for cpu, (share, _) in cores.items() if share > MAX_BUSY_CORES)
         busy = busy if was_idle and is_idle else busy - {*on[0], *self._cpus_of(self._in_use)}
         if self.facts is not before:
             return
         self._seen = seen
-        if (facts, busy) != (before, self._busy):
+        if (facts, busy, cores) != (before, self._busy, self.now.cores):
             self.facts, self._busy = facts, busy
+            self.now = dataclasses.replace(self.now, cores=cores)
             self._show()
         if facts.peaks != before.peaks:
             self._read_words()  # the model's speed rests on them
@@ -262,9 +290,15 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _show(self) -> None:
         if not self.has_widgets or self.facts is None:
             return
+        facts, now = self.facts, self.now
+        n_cores = len(facts.topology.cores)
+        self.set_class(n_cores <= _FEW_CORES, "-few")
         self._show_picture()
-        self.query_one(BandwidthBars).show(self.facts, self.now, self._measuring)
-        self.query_one(FactsTable).show(self.facts, self.now)
+        has_room = n_cores <= (_MAX_CORES if self.has_class("-wide") else _FEW_CORES) and not self.has_class("-narrow")
+        self.query_one("#cores", Bars).show(machine.core_chart(facts.topology, now) if has_room else None)
+        self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, self._measuring))
+        self.query_one("#kernels", Bars).show(now.kernels if now.kernels is not None and now.kernels.bars else None)
+        self.query_one(FactsTable).show(facts, now)
 
     def _show_picture(self) -> None:
         facts, model = self.facts, self.now.model
@@ -281,19 +315,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     @work(exclusive=True, group="words")
     async def _read_words(self) -> None:
         """Read what is known of the model, of passes, CPU modules and kernels on the cores of the settings."""
-        from cpuchat.measure.peak import with_peak
-        from cpuchat.models.cpu_modules import AUTO, engine_cpu
-        from cpuchat.models.kernels import ProductLog
+        settings, in_effect, model, on = self._services.settings, self._conversation.in_effect, self._model, self._on
+        engine, known = self._conversation.backend.engine, self.facts and self.facts.peaks.all_cores
+        peak = known.bytes_per_s if known else 0.0
 
-        settings, in_effect, model = self._services.settings, self._conversation.in_effect, self._model
-        engine = self._conversation.backend.engine
-        memory = engine.memory_policy if engine is not None else ""
-
-        def kernels() -> str:
-            if model is None or engine is None or model.evidence is None:
-                return ""
-            products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
-            return machine.kernels_used(with_peak(model, memory), engine, products)
+        def kernels() -> machine.Chart:
+            module = engine.module if engine is not None else ""
+            return machine.kernel_chart(*self.reader.kernels(on, module), peak, model)
 
         passes, used, speed = await run_in_daemon_thread(
             lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_speed())
@@ -401,7 +429,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._measuring, self._stopped = "measuring…", False
             self._services.session.measure(self._measure(self.facts.topology, on), self._stop_measuring)
             self._show()
-            self.query_one(BandwidthBars).scroll_visible(animate=False)
+            self.query_one("#bandwidth").scroll_visible(animate=False)
 
     def _refuse(self, what: str) -> None:
         """Say what runs, so that `what` cannot be done now."""

@@ -170,7 +170,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
     async def _fetch(self, candidate: DraftCandidate) -> None:
         """Start the download. The app does the rest: this screen may be closed."""
         try:
-            repository = await run_in_daemon_thread(lambda: self._services.hub.repository(candidate.repo))
+            repository = await self._services.ask_hub(lambda: self._services.hub.repository(candidate.repo))
             model = model_of(repository, candidate)
             download = self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:

@@ -130,7 +130,8 @@ class ModelListSection:
 @dataclass(frozen=True)
 class ModelListState:
     """The state of the models list. `local` None: still being read. `here`: ids of the catalog's models that `local`
-    has. `unavailable`: which folders cannot be read, and why. `typed`: what is at the typed path.
+    has. `unavailable`: which folders cannot be read, and why. `typed`: what is at the typed path. `hub_problem`: why
+    nothing can be downloaded.
     """
 
     local: tuple[LocalModel, ...] | None = None
@@ -142,6 +143,7 @@ class ModelListState:
     unavailable: tuple[str, ...] = ()
     typed: TypedPath = TypedPath("")
     on_servers: tuple[ServerEntry, ...] = ()
+    hub_problem: str = ""
 
     def sections(self, text: str) -> list[ModelListSection]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
@@ -208,6 +210,8 @@ class ModelListState:
         """Yield the catalog. Models that only draft are offered where drafts are chosen; who searches for one finds it
         last.
         """
+        if self.hub_problem and not words:
+            yield ModelListSection("", (), f"! {downloads.without_hub(self.hub_problem, 'Ctrl+R')}")
         for heading, models in (
             ("recommended for this machine", self.catalog.suits),
             ("catalog", self.catalog.others),

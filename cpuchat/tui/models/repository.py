@@ -192,7 +192,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     @work(exclusive=True, group="ask")
     async def _ask(self) -> None:
         try:
-            self.state = await run_in_daemon_thread(lambda: RepositoryState.read(self._services, self._repo))
+            self.state = await self._services.ask_hub(lambda: RepositoryState.read(self._services, self._repo))
         except CpuchatError as error:
             self.problem = error
             self._show()

@@ -126,7 +126,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self.refresh_models()
 
     def _update(self, **changes: object) -> None:
-        self.state = dataclasses.replace(self.state, **changes)
+        problem = self.services.downloading.hub_problem
+        self.state = dataclasses.replace(self.state, **{"hub_problem": problem, **changes})
         self.state_changed()
 
     # Files, catalog and machine
@@ -273,7 +274,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
         self._update(search=HubSearch(query, running=True))
         try:
-            search = HubSearch(query, found=await run_in_daemon_thread(find))
+            search = HubSearch(query, found=await self.services.ask_hub(find))
         except CpuchatError as error:
             search = HubSearch(query, problem=error.message, hint=error.hint)
         self._update(search=search)

@@ -174,13 +174,14 @@ class TerminalDriver(LinuxDriver):
         Raises:
             OSError: the terminal is gone.
         """
-        parser = InputParser()
+        parser, patience = InputParser(), 0.0
         while not self.exit_event.is_set():
             messages: list[Message] = []
-            if select.select([self.fileno], [], [], 0.02 if parser.held else 0.1)[0]:
+            if select.select([self.fileno], [], [], patience)[0]:
                 if not (data := os.read(self.fileno, 1 << 16)):
                     raise OSError("end of input")
-                messages += parser.feed(data)
+                messages += parser.feed(data if patience else _typed_before(data))
+            patience = 0.02 if parser.held else 0.1
             for message in (*messages, *parser.tick()):
                 self.process_message(message)
 
@@ -202,6 +203,12 @@ class TerminalDriver(LinuxDriver):
         if self.attrs_before is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
+
+
+def _typed_before(data: bytes) -> bytes:
+    """Return what was typed before the terminal was set up, which made a line feed of Enter, as it comes afterwards.
+    Those between lines stay: a pasted text is one message."""
+    return data[:-1] + b"\r" if data.endswith(b"\n") else data
 
 
 def _signal_groups(groups: list[int], number: int) -> None:

@@ -56,7 +56,7 @@ class KeyFooter(Widget):
 
     def _show_keys(self) -> None:
         """Show the keys that fit: what does not is left out before the last, the palette, and what cannot be pressed
-        now before what can; the first and Esc stay.
+        now before what can; the first that can and Esc stay.
         """
         if not self.is_attached:
             return
@@ -66,7 +66,9 @@ class KeyFooter(Widget):
                 display = self.app.get_key_display(binding)
                 shown[binding.action] = ShownKey(binding.key, display, binding.description, enabled)
         found = list(shown.values())
-        less = sorted((one for one in found[1:-1] if one.key != "escape"), key=lambda one: not one.enabled)
+        first = next((one for one in found if one.enabled), None)
+        kept = [first, *(one for one in found if one.key == "escape" and one.enabled)]
+        less = sorted((one for one in found[:-1] if one not in kept), key=lambda one: not one.enabled)
         while less and sum(one.width for one in found) > self.size.width + 1:
             found.remove(less.pop())
         if found != self.keys:

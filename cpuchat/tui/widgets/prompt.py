@@ -142,7 +142,7 @@ class PromptInput(TextArea):
 
     def action_newline(self) -> None:
         start, end = self.selection
-        if self.text:  # Enter comes as Ctrl+J until the terminal is set up, and no message begins with an empty line
+        if self.text:  # no message begins with an empty line
             self._replace_via_keyboard("\n", start, end)
 
     # Keys that scroll: first in a message longer than its box, then the chat.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -122,10 +124,9 @@ async def test_a_failed_load_says_why_and_gives_way_to_the_model_before() -> Non
     failed = Failed(code="does_not_fit", message="It needs 40 GB, 3 GB are free.", hint="Use a smaller context (F2).")
     backend = ScriptedBackend(load_steps=[failed])
     async with running(backend) as app:
-        await app.until(lambda: app.transcript.messages)
-        shown = app.transcript.messages[0]
-        assert shown.title == "Not enough memory"
-        assert "40 GB" in shown.content and "F2" in shown.content
+        await app.shows("was not loaded: It needs 40 GB, 3", "GB are free. Use a smaller context (F2).")
+        assert "Open Qwen3 8B" in app.screen_text
+        assert OF_OTHERS[1] not in app.screen_text
         assert "no model" in app.status
 
         noted = [ModelLoaded(model=msgspec.structs.replace(MODEL, notes=(note,)))]
@@ -337,6 +338,53 @@ async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.Mo
         await app.press("enter")
         await app.until(lambda: any("ffline" in one and "into ~/models" in one for one in app.notices))
         assert "Contacting Hugging Face…" in app.notices
+
+
+async def test_an_own_model_that_was_not_loaded_is_named_and_the_next_best_is_offered_and_opened(
+    tiny_model: Path,
+) -> None:
+    seen: list[object] = []
+
+    def describe(_: object, __: object, ___: object, failed: Collection[object]) -> Welcome:
+        seen.append(failed)
+        return Welcome("2 cores", Offer("Open tiny", path=tiny_model))
+
+    backend = ScriptedBackend(load_steps=[Failed(code="model_damaged", message="Not a GGUF file: bad magic.")])
+    async with running(backend, model=None) as app:
+        app.app.services.describe_machine = describe
+        app.chat.load_model(Path("/models/broken.gguf"))
+        await app.shows("broken was not loaded: Not a GGUF file: bad magic.", "Enter  Open tiny")
+        assert not app.transcript.has_messages and seen[-1] == {Path("/models/broken.gguf")}
+        await app.press("ctrl+n")
+        await app.shows("broken was not loaded")
+        backend.load_steps = [ModelLoaded(model=MODEL)]
+        await app.press("enter")
+        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        await app.shows(OF_OTHERS[1])
+        assert "was not loaded" not in app.screen_text
+
+
+async def test_an_offer_says_that_the_hub_was_not_reached_until_it_is(
+    hub_server: HubServer, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
+    reached = os.environ["HF_ENDPOINT"]
+    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
+    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", "0.1 GB", model=suits))) as app:
+        await app.shows("Enter  Download Tiny", "0.1 GB")
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        await app.press("enter")
+        await app.shows(
+            "Enter  Retry: Download Tiny", "127.0.0.1:9 cannot be reached. Copy a .gguf file to", "~/models"
+        )
+        await app.press("ctrl+o")
+        await app.shows("! 127.0.0.1:9 cannot be reached. Copy a .gguf")
+        monkeypatch.setenv("HF_ENDPOINT", reached)
+        await app.press(*"tiny", "ctrl+s")
+        await app.until(lambda: not app.app.services.downloading.hub_problem)
+        await app.press("escape", "escape", "escape")
+        await app.closes()
+        await app.shows("Enter  Download Tiny", "0.1 GB")
 
 
 async def test_enter_waits_for_models_that_are_read_beside_the_load_of_the_demo_and_gone_ones_are_not_offered_again(

@@ -140,27 +140,27 @@ class _Skipping(ScriptedBackend):
         self.n_stops += 1
 
 
-async def test_calibrating_says_that_it_can_be_skipped_and_a_queued_message_skips_it() -> None:
+async def test_a_queued_message_waits_for_the_calibration_which_escape_skips() -> None:
     first, second, third = Gate(), Gate(), Gate()
-    calibrating = [LoadProgress(phase="calibrating", done=done, total=32) for done in (8, 16, 24)]
-    steps = [calibrating[0], first, calibrating[1], second, calibrating[2], third, ModelLoaded(model=WITH_DRAFT)]
+    calibrating = [LoadProgress(phase="calibrating", done=done, total=32) for done in (8, 16)]
+    warming = LoadProgress(phase="warming", done=0, total=1)
+    steps = [calibrating[0], first, calibrating[1], second, warming, third, ModelLoaded(model=WITH_DRAFT)]
     backend = _Skipping(load_steps=steps)
     async with running(backend, size=SMALL) as app:
         await app.until(first.reached.is_set)
         await app.until(lambda: "loading · calibrating drafts · Esc skips  25 %" in app.status)
         await app.send("Hello", wait=False)
         first.open()
-        await app.until(lambda: "loading · calibrating drafts  50 %" in app.status)
-        assert "Esc unqueues all" in app.screen_text and "Esc skips" not in app.screen_text
-        await app.until(second.reached.is_set)
-        assert backend.n_stops == 1
+        await app.until(lambda: "loading · calibrating drafts · Esc skips  50 %" in app.status)
+        assert "Esc skips calibrating" in app.screen_text and backend.n_stops == 0
         await app.press("escape")
-        await app.until(lambda: app.prompt.text == "Hello")
+        assert backend.n_stops == 1 and [one.text for one in app.chat.session.queue] == ["Hello"]
         second.open()
-        await app.until(lambda: "loading · calibrating drafts · Esc skips  75 %" in app.status)
+        await app.until(third.reached.is_set)
+        await app.shows("Esc unqueues all")
         third.open()
         await app.ready()
-        assert backend.n_stops == 1
+        await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["Hello"])
 
 
 async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_does_not_need_it() -> None:

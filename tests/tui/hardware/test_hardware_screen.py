@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config import settings
+from cpuchat.costs.model import ProductRate
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.models.kernels import MeasuredProducts
 from cpuchat.telemetry.machine import Peaks
 from tests.hardware.trees import make_tree
-from tests.support.chat_app import SMALL, running
+from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.hardware_screen import backend_on, opened
 from tests.support.machines import (
     NO_COUNTERS,
@@ -84,7 +86,7 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
     root = make_tree(tmp_path, "2x-epyc-7543")
     backend = OnMachine(on(read_topology(root)), "local", "This system does not let programs choose.")
     reader = FixtureReader(root, placed=Residency({0: 51, 1: 49}))
-    async with running(backend) as app:
+    async with running(backend, size=(120, 50)) as app:
         screen = await opened(app, reader)
         await app.until(lambda: screen.now.placed)
         assert "51 % on node 0 · 49 % on node 1" in app.screen_text
@@ -144,3 +146,23 @@ async def test_cores_that_other_programs_keep_busy_are_marked(tmp_path: Path) ->
             "▩ 1 busy with other programs",
             "▫ SMT sibling, unused",
         ]
+
+
+@pytest.mark.parametrize("size", [WIDE, (200, 50)])
+async def test_a_small_machine_shows_its_cores_and_what_its_kernels_reach_beside_the_bandwidth(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    root = make_tree(tmp_path, "vm")
+    reader = FixtureReader(root, known=True)
+    for kind, ours in (("Q8_0", 20e9), ("Q4_K", 30e9)):
+        rates = (ProductRate(kind, ((1, rate), (32, rate / 2))) for rate in (ours, 25e9))
+        reader.products[kind] = MeasuredProducts(cpuchat=next(rates), llama_cpp=next(rates))
+    async with running(OnMachine(on(read_topology(root))), size=size) as app:
+        await opened(app, reader)
+        await app.shows("weights by type, one token · kernels for AVX2", "core 7   0 %", "GHz · model")
+        lines = app.screen_text.splitlines()
+        q4, q8 = (next(line for line in lines if kind in line) for kind in ("Q4_K ", "Q8_0 "))
+        assert "30 GB/s █" in q4 and "1.20× llama.cpp" in q4
+        assert "25 GB/s █" in q8 and "1.25× cpuchat" in q8
+        beside = "memory policy" if size[0] > 150 else "read bandwidth"
+        assert any(line.index("core") < line.index(beside) for line in lines if "core" in line and beside in line)

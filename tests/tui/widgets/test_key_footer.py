@@ -56,3 +56,5 @@ async def test_keys_come_and_go_in_their_order_and_only_an_enabled_one_is_presse
         await pilot.resize_terminal(26, 24)
         with_states()
         await _shows(pilot, app, " a One  esc Back  c Three", [True] * 3)  # left out before the last, but not Esc
+        with_states(back=None)
+        await _shows(pilot, app, " a One  b Two  c Three", [True] * 3)  # unless it does nothing

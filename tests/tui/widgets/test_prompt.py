@@ -28,7 +28,7 @@ async def test_enter_sends_what_was_typed_before_it_and_other_keys_make_a_line()
         await pilot.press("enter", "space", "enter", "ctrl+j", "enter")
         assert app.sent == []  # blank text is not sent
         prompt.clear()
-        await pilot.press("ctrl+j")  # Enter, as a terminal that is not set up yet sends it
+        await pilot.press("ctrl+j")
         assert not prompt.text
         for key in (*"one", "ctrl+j", *"two", "enter", *"second"):  # as they come while the app is busy
             app.simulate_key(key)
