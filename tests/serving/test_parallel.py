@@ -71,7 +71,7 @@ def test_a_client_learns_nothing_of_what_another_lane_holds(several: Server) -> 
 def test_a_prompt_longer_than_a_lane_and_an_answer_that_fills_one_leave_the_others_alone(several: Server) -> None:
     with writing(several, 1) as lines:
         assert several.post(chat("too long " * 400)).json()["error"]["code"] == "context_length_exceeded"
-        [choice] = several.post(chat("the inner line " * 120, max_tokens=-1)).json()["choices"]
+        [choice] = several.post(chat("the inner line " * 140, max_tokens=-1)).json()["choices"]
         assert choice["finish_reason"] == "length"
         assert several.metric("requests_running") == 1 and first_text(lines[0])
     several.wait_for(running=0)
