@@ -31,6 +31,20 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.Complet
         )
 
 
+def succeeded(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command, which must end well."""
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def refused(code: int, *arguments: str, stdin: str | bytes | None = None) -> str:
+    """Run the command, which must end with this status; return its standard error."""
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
 def run_process(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process: for commands that end it, load the engine, or depend on how it was
     started."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.program import HANG_GUARD, PLAIN, run, start
+from tests.cli.program import HANG_GUARD, PLAIN, refused, run, start
 from tests.support.edited_gguf import edited
 from tests.support.stores import ollama
 from tests.support.tiny_gguf import byte_symbols, vocabulary
@@ -99,7 +99,6 @@ def test_a_context_that_is_too_short(tiny_model: Path) -> None:
 
 
 def _first_words(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
     return process.stdout.read(1)
 
 
@@ -117,10 +116,8 @@ def test_a_reader_that_goes_away_ends_it_quietly(slow_model: Path) -> None:
     _first_words(process)
     worker = _worker(process)
     everyone = [worker, *worker.children(recursive=True)]
-    assert process.stdout is not None
     process.stdout.close()
     assert process.wait(HANG_GUARD) == 141
-    assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
     assert not psutil.wait_procs(everyone, timeout=HANG_GUARD)[1]
@@ -174,5 +171,4 @@ def test_files_are_sent_before_the_question_if_they_are_text(tiny_model: Path, t
 
     assert n_tokens() < n_tokens("--file", f"{file}:2") < n_tokens("--file", str(file), "--file", f"{file}:2")
     file.write_bytes(b"\x89PNG\r\n\x1a\n")
-    done = run("ask", "--file", str(file), "Hello")
-    assert done.returncode == 2 and "notes.md is not UTF-8 text." in done.stderr
+    assert "notes.md is not UTF-8 text." in refused(2, "ask", "--file", str(file), "Hello")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import HANG_GUARD, run, start
+from tests.cli.program import HANG_GUARD, start, succeeded
 
 pytestmark = [pytest.mark.usefixtures("measured_machine", "one_core"), pytest.mark.slow]
 
@@ -16,8 +16,7 @@ PROMPT = "How do I stop an answer?"
 
 
 def test_both_answers_the_table_and_the_reason() -> None:
-    done = run("compare", "demo", "demo-q4", PROMPT)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("compare", "demo", "demo-q4", PROMPT)
     lines = done.stdout.splitlines()
     assert lines.index("── A Q8_0 ──") < lines.index("── B Q4_K_M ──")
     assert any(line.split() == ["Q8_0", "Q4_K_M", "B", "÷", "A"] for line in lines)
@@ -26,8 +25,7 @@ def test_both_answers_the_table_and_the_reason() -> None:
 
 
 def test_json_of_three_rounds_has_medians() -> None:
-    done = run("compare", "demo", "demo,threads=1", "--rounds", "3", "--max-tokens", "8", "--json", stdin=PROMPT)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("compare", "demo", "demo,threads=1", "--rounds", "3", "--max-tokens", "8", "--json", stdin=PROMPT)
     found = json.loads(done.stdout)
     assert [side["name"] for side in found["sides"]] == ["Q8_0", "Q8_0 · threads 1"]
     assert found["sides"][1]["settings"] == {"threads": "1"}
@@ -47,7 +45,6 @@ def test_json_of_three_rounds_has_medians() -> None:
 def test_ctrl_c_stops_and_shows_what_there_is(tmp_path: Path) -> None:
     process = start("compare", "demo", "demo-q4", "--rounds", "100", PROMPT)
     try:
-        assert process.stdout is not None
         while b"B Q4_K_M" not in process.stdout.readline():
             pass
         process.send_signal(signal.SIGINT)

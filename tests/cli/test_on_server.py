@@ -13,7 +13,7 @@ from cpuchat.cli.app import initial_model
 from cpuchat.cli.options import key_ring
 from cpuchat.config import settings
 from cpuchat.models.library.library import Library
-from tests.cli.program import run, run_process
+from tests.cli.program import refused, run_process
 from tests.support.remote_server import Reply, remote_server
 
 
@@ -34,9 +34,7 @@ async def test_a_stored_key_is_sent_and_the_answer_has_figures() -> None:
     async def answer(reply: Reply) -> None:
         if reply.asked.headers.get("authorization") != "Bearer sk-secret":
             return await reply.json({"error": {"message": "Invalid API key"}}, 401)
-        await reply.head()
-        await reply.text("It is a program.")
-        await reply.finish()
+        await reply.whole("It is a program.")
 
     async with remote_server(answer=answer) as server:
 
@@ -64,5 +62,4 @@ def test_the_app_says_that_they_have_no_effect(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("command", [("tune",), ("bench",)])
 def test_what_computes_here_wants_a_model_of_this_machine(command: tuple[str, ...]) -> None:
     settings.update({"model": {"last": "http://127.0.0.1:9#name"}})
-    done = run(*command)
-    assert done.returncode == 2 and "on a server" in done.stderr
+    assert "on a server" in refused(2, *command)

@@ -70,9 +70,7 @@ async def test_a_full_chat_does_what_it_remembers_and_the_message_is_answered() 
             said = "This model's maximum context length is 1024 tokens. Your request has 1500 input tokens."
             await reply.json({"error": {"message": said}}, 400)
         else:
-            await reply.head()
-            await reply.text("Fine.")
-            await reply.finish()
+            await reply.whole("Fine.")
 
     store = ChatStore(paths.chats_db())
     chat = store.create_chat("some", title="Long")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 from cpuchat.base import paths
-from tests.cli.program import run
+from tests.cli.program import run, succeeded
 
 
 def test_a_model_on_a_machine() -> None:
-    done = run("plan", "70b:Q4_K_M", "--on", "9754", "--draft", "llama-3.2-1b-instruct", "--usd-per-hour", "2")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("plan", "70b:Q4_K_M", "--on", "9754", "--draft", "llama-3.2-1b-instruct", "--usd-per-hour", "2")
     assert "70B Q4_K_M on EPYC 9754\n" in done.stdout
     assert "draft model  Llama 3.2 1B Instruct Q4_K_M" in done.stdout
     for label in ("memory", "tok/s", "first token", "ceilings", "draft model", "users", "cost"):
@@ -23,8 +22,7 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
-    done = run("plan", "--on", "mine", "--tok-s", "10")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("plan", "--on", "mine", "--tok-s", "10")
     assert "Qwen3 30B A3B Instruct 2507" in done.stdout
     assert "Llama 3.3 70B Instruct" not in done.stdout
     assert "\n\nPlain decoding" in done.stdout
@@ -34,8 +32,7 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
 
 
 def test_a_model_on_all_machines_and_the_machines() -> None:
-    done = run("plan", "llama-3.3-70b-instruct:Q4_K_M", "--on", "all")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("plan", "llama-3.3-70b-instruct:Q4_K_M", "--on", "all")
     assert "EPYC 9655" in done.stdout and "the fastest machine first" in done.stdout
     assert "\nApple M4 Pro, CPU only" in done.stdout and "too large" in done.stdout
     rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import run
+from tests.cli.program import refused, run, succeeded
 from tests.support.sound_program import SoundProgram, no_sound_program
 
 
@@ -22,25 +22,22 @@ def test_a_markdown_file_is_read_sensibly_to_a_file_and_faster(tmp_path: Path) -
     done = run("speak", str(source), "-o", str(slow))
     assert (done.returncode, done.stdout) == (0, "")
     assert "s of speech to" in done.stderr and slow.name in done.stderr
-    done = run("speak", str(source), "-o", str(fast), "--speed", "1.6")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("speak", str(source), "-o", str(fast), "--speed", "1.6")
     assert 2 < seconds(slow) < 8  # the code is not read
     assert seconds(fast) < 0.8 * seconds(slow)
 
 
 def test_standard_input_is_read_to_the_sound_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = SoundProgram(tmp_path / "bin", monkeypatch)
-    done = run("speak", stdin="Hello.")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("speak", stdin="Hello.")
     assert "aplay" in done.stderr
     assert program.seconds() > 0.4
 
 
 def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_sound_program(tmp_path / "bin", monkeypatch)
-    done = run("speak", "Hello.", "--quiet")
-    assert done.returncode == 23
-    assert "No sound device" in done.stderr and "speak -o FILE" in done.stderr
+    told = refused(23, "speak", "Hello.", "--quiet")
+    assert "No sound device" in told and "speak -o FILE" in told
 
 
 @pytest.mark.parametrize(

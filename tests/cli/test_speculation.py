@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpuchat.config import settings
-from tests.cli.program import run
+from tests.cli.program import refused, run, succeeded
 
 pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
@@ -55,10 +55,8 @@ def test_a_draft_that_cannot_be_used_is_refused_or_left_out_if_it_is_of_the_sett
     first, second = done.stderr.splitlines()
     assert first.startswith("cpuchat: tiny-F32.gguf cannot draft for cpuchat-demo-8m-q8_0.gguf: ")
     assert "cpuchat models pair" in second
-    done = run("ask", "--model", "demo", "--draft-model", "demo-draft", "--drafters", "suffix", QUESTION)
-    assert done.returncode == 2
-    assert "--drafters auto" in done.stderr
+    told = refused(2, "ask", "--model", "demo", "--draft-model", "demo-draft", "--drafters", "suffix", QUESTION)
+    assert "--drafters auto" in told
     settings.update({"speculation": {"draft_model": str(tiny_model)}})  # which may be of another model
-    done = run("ask", "--model", "demo", "--max-tokens", "4", QUESTION)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("ask", "--model", "demo", "--max-tokens", "4", QUESTION)
     assert "No draft model: tiny-F32.gguf cannot draft for" in done.stderr

@@ -15,7 +15,7 @@ from cpuchat.cli.session import Session
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config.settings import Settings
-from tests.cli.program import run, run_process
+from tests.cli.program import refused, run_process
 from tests.support.looking import configure
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
@@ -123,13 +123,10 @@ def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(tmp_path, "noise", remote={"url": "http://127.0.0.1"})
-    done = run("ask", "--tools", "remote", "Hello")
-    assert done.returncode == 2 and "a server at an address" in done.stderr
+    assert "a server at an address" in refused(2, "ask", "--tools", "remote", "Hello")
     monkeypatch.setitem(sys.modules, "cpuchat.tools.mcp_client", None)
-    done = run("ask", "--tools", "noise", "Hello")
-    assert done.returncode == 25 and 'uv tool install ".[tools]"' in done.stderr
-    tools = tool_loop(["all"], TerminalOutput())
-    assert tools is not None and [source.timeout for source in tools.toolbox.sources] == [60.0]
+    assert 'uv tool install ".[tools]"' in refused(25, "ask", "--tools", "noise", "Hello")
+    assert [source.timeout for source in tool_loop(["all"], TerminalOutput()).toolbox.sources] == [60.0]
     assert "mcpServers.remote: a server at an address" in capfd.readouterr().err
     with pytest.raises(SettingsError, match="a server at an address"):
         tool_loop(["noise", "remote"], TerminalOutput())

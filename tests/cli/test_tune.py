@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.config import settings
 from cpuchat.models.machine import TunedSettings
-from tests.cli.program import run, start
+from tests.cli.program import run, start, succeeded
 from tests.support.tuning import make_up_speeds, without_flash_attention
 
 pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
@@ -18,8 +18,7 @@ pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 def test_a_table_one_sentence_and_the_way_back(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_up_speeds(monkeypatch, without_flash_attention)
-    done = run("tune", str(tiny_model))
-    assert done.returncode == 0, done.stderr
+    done = succeeded("tune", str(tiny_model))
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["CHOICE", "BEFORE", "→", "AFTER", "DECODE", "PREFILL", "RESULT"]
     [row] = [line for line in lines if line.endswith("adopted")]
@@ -43,7 +42,6 @@ def test_json_tells_all(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_ctrl_c_stops_it(tiny_model: Path) -> None:
     settings.update({"engine": {"memory_policy": "local"}})  # the first choice is made at once
     process = start("tune", str(tiny_model))
-    assert process.stderr is not None
     assert b"set by you: memory_policy = local" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=180)

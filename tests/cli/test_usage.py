@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.cli.ask import ask
 from cpuchat.cli.compare import compare
-from tests.cli.program import run, run_process
+from tests.cli.program import refused, run, run_process
+from tests.support.cores import no_stacks
 
 
 def test_help_loads_neither_the_interface_nor_the_engine() -> None:
@@ -148,9 +148,7 @@ def test_where_the_text_of_other_commands_begins() -> None:
     ids=["ask", "compare", "no-command", "why"],
 )
 def test_the_line_to_type_for_a_text_is_named(arguments: list[str], line: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.endswith(f": {line}\n")
+    assert refused(2, *arguments).endswith(f": {line}\n")
 
 
 def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
@@ -161,9 +159,8 @@ def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
 
 
 def test_input_that_is_no_text_is_refused() -> None:
-    done = run("ask", stdin=b"caf\xe9")
-    assert done.returncode == 2
-    assert "UTF-8" in done.stderr and "byte 4" in done.stderr
+    told = refused(2, "ask", stdin=b"caf\xe9")
+    assert "UTF-8" in told and "byte 4" in told
 
 
 def broken(work: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -185,11 +182,7 @@ def test_a_bug_is_one_line_and_a_traceback_only_on_request() -> None:
 
 def test_a_limit_of_threads_is_told_with_what_to_do() -> None:
     """Stacks that find no room are refused as threads beyond a limit are."""
-
-    def no_room() -> None:
-        resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))
-
-    done = broken("threading.Thread(target=print).start()", preexec_fn=no_room)
+    done = broken("threading.Thread(target=print).start()", preexec_fn=no_stacks)
     assert done.returncode == 1
     assert "refuses to start another thread" in done.stderr and "ulimit -u" in done.stderr
 

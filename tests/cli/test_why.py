@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from tests.cli.program import PLAIN, run
+from tests.cli.program import PLAIN, run, succeeded
 
 pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 
 def test_a_table_and_json() -> None:
-    done = run("why", "demo-q4", *PLAIN)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("why", "demo-q4", *PLAIN)
     assert ["SETTING", "VALUE", "PROOF"] in [line.split() for line in done.stdout.splitlines()]
     for words in ("Machine: ", "each pinned to one CPU", "in 7 of 7 attention nodes"):
         assert words in done.stdout

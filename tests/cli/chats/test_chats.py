@@ -14,7 +14,7 @@ from cpuchat.base import paths
 from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.timings import Timings
-from tests.cli.program import run
+from tests.cli.program import refused, run
 
 
 @contextlib.contextmanager
@@ -68,13 +68,11 @@ def test_markdown(chats: list[Chat], tmp_path: Path) -> None:
 
 
 def test_an_unknown_or_ambiguous_id(chats: list[Chat]) -> None:
-    done = run("chats", "export", "nowhere")
-    assert done.returncode == 3 and "No chats have ids that begin with 'nowhere'" in done.stderr
+    assert "No chats have ids that begin with 'nowhere'" in refused(3, "chats", "export", "nowhere")
     with contextlib.closing(sqlite3.connect(paths.chats_db())) as db, db:
         for table, key in (("chats", "id"), ("messages", "chat_id")):
             db.execute(f"UPDATE {table} SET {key} = 'aa' || {key}")
-    done = run("chats", "export", "aa")
-    assert done.returncode == 3 and "2 chats have ids that begin with 'aa'" in done.stderr
+    assert "2 chats have ids that begin with 'aa'" in refused(3, "chats", "export", "aa")
 
 
 def test_everything_is_exported_and_comes_back(chats: list[Chat], tmp_path: Path) -> None:
@@ -95,8 +93,6 @@ def test_markdown_files_and_what_cannot_be_written_or_read(chats: list[Chat], tm
     file = tmp_path / "chat.md"
     run("chats", "export", "-o", str(file))
     assert file.read_text().splitlines()[0] == "# Second" and "\n# Band" in file.read_text()
-    done = run("chats", "export", "-o", "/dev/null/x.md")
-    assert done.returncode == 1 and "Cannot write" in done.stderr
-    done = run("chats", "import", str(Path(__file__)))
-    assert done.returncode == 2 and "Not an export of cpuchat" in done.stderr
+    assert "Cannot write" in refused(1, "chats", "export", "-o", "/dev/null/x.md")
+    assert "Not an export of cpuchat" in refused(2, "chats", "import", str(Path(__file__)))
     assert run("chats", "import", str(tmp_path / "nowhere.json")).returncode == 2

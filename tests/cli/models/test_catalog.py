@@ -10,7 +10,7 @@ import pytest
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.models.catalog import load_catalog
 from cpuchat.telemetry.units import size
-from tests.cli.program import run
+from tests.cli.program import run, succeeded
 from tests.models.drafts.files import header_file, write_catalog
 
 
@@ -20,8 +20,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_are_listed_with_what_fits() -> None:
-    done = run("models", "catalog")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "catalog")
     rows = {line.split()[0]: line for line in done.stdout.split("\n\n")[0].splitlines()[1:]}
     assert set(rows) == {model.id for model in load_catalog().models}
     assert rows["qwen2.5-0.5b-instruct"].split()[-2] == "fits" and rows["qwen2.5-0.5b-instruct"].split()[-1][0] == "≈"
@@ -52,8 +51,7 @@ def test_what_is_here_is_marked(hub: Path) -> None:
 
 def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:
     file = write_catalog(("big", "Big", 4096e-9, []), ("bad", "Bad", -1.0, []))
-    done = run("models", "catalog")
-    assert done.returncode == 0
+    done = succeeded("models", "catalog")
     listed = [line.split()[0] for line in done.stdout.splitlines() if line]
     assert "big" in listed
     assert "bad" not in listed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import DiskFull, Interrupted, UsageError
-from tests.cli.program import run
+from tests.cli.program import refused, run, succeeded
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
 from tests.support.hub_server import Fault, Gate, HubServer
@@ -31,15 +31,13 @@ def hub(hub_server: HubServer, tiny_model: Path) -> HubServer:
 
 @pytest.mark.usefixtures("measured_machine", "one_core")
 def test_the_path_is_the_answer_and_the_model_can_be_used(hub: HubServer, tiny_model: Path) -> None:
-    done = run("models", "download", REPO)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "download", REPO)
     path = Path(done.stdout.strip())
     assert path.name == NAME
     assert path.read_bytes() == tiny_model.read_bytes()
     assert "fits" in done.stderr
     assert f"--model {REPO}:Q4_K_M" in done.stderr
-    answer = run("ask", "--model", f"{REPO}:Q4_K_M", "--max-tokens", "1", "Hello")
-    assert answer.returncode == 0, answer.stderr
+    succeeded("ask", "--model", f"{REPO}:Q4_K_M", "--max-tokens", "1", "Hello")
     done = run("models", "download", f"{REPO}:{HEAD.removesuffix('.gguf')}")
     head = done.stdout.strip()
     assert Path(head).name == HEAD and "  EAGLE-3 head\n" in done.stderr
@@ -51,21 +49,18 @@ def test_a_model_of_the_catalog_goes_by_its_id(hub: HubServer, tiny_model: Path)
     content = tiny_model.read_bytes()
     hub.add("owner/Tiny-GGUF", {NAME: content, "Tiny-Q8_0.gguf": content + b"\0" * 64})
     for name, file in (("tiny", NAME), (" TINY:q8_0", "Tiny-Q8_0.gguf")):
-        done = run("models", "download", name)
-        assert done.returncode == 0, done.stderr
+        done = succeeded("models", "download", name)
         assert Path(done.stdout.strip()).name == file
     assert "architecture" in run("models", "show", "tiny:Q8_0").stdout
-    done = run("models", "download", "qwen3-8")
-    assert done.returncode == UsageError.exit_code
-    assert "Did you mean qwen3-8b" in done.stderr and "models catalog" in done.stderr
+    told = refused(UsageError.exit_code, "models", "download", "qwen3-8")
+    assert "Did you mean qwen3-8b" in told and "models catalog" in told
 
 
 def test_faults_on_the_way_to_the_file_of_a_link_are_told_and_borne(hub: HubServer) -> None:
     name, commit = "Tiny-Q8_0.gguf", hub.commit(REPO)
     of_the_header = Fault()  # none
     hub.fault(REPO, name, of_the_header, Fault(cut_after=100_000), Fault(status=503, retry_after="0"))
-    done = run("models", "download", f"{hub.endpoint}/{REPO}/blob/{commit}/{name}", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "download", f"{hub.endpoint}/{REPO}/blob/{commit}/{name}", "--json")
     assert "503" in done.stderr
     told = json.loads(done.stdout)
     assert (told["repo"], told["revision"], told["quantization"]) == (REPO, commit, "Q8_0")
@@ -87,8 +82,7 @@ def test_in_a_terminal_a_line_shows_how_far_it_is_and_ctrl_c_keeps_that(
     assert b"the partial file is kept" in shown.raw
     assert b"Traceback" not in shown.raw
     before = hub.bytes_sent(NAME)
-    done = run("models", "download", f"{REPO}:q4_k_m")
-    assert done.returncode == 0, done.stderr
+    succeeded("models", "download", f"{REPO}:q4_k_m")
     assert hub.bytes_sent(NAME) - before == 2 * tiny_model.stat().st_size - gate.at  # all of it for the header, too
 
 
@@ -111,12 +105,8 @@ def test_what_is_too_large_for_the_machine_is_asked_about(huge: str, tmp_path: P
 
 
 def test_without_anybody_to_ask_it_needs_a_word(huge: str) -> None:
-    done = run("models", "download", huge)
-    assert done.returncode == UsageError.exit_code
-    assert "--yes" in done.stderr
-    forced = run("models", "download", huge, "--yes")
-    assert forced.returncode == DiskFull.exit_code
-    assert "GB free" in forced.stderr
+    assert "--yes" in refused(UsageError.exit_code, "models", "download", huge)
+    assert "GB free" in refused(DiskFull.exit_code, "models", "download", huge, "--yes")
 
 
 def test_what_the_engine_does_not_know_is_told_before_anything_is_downloaded(
@@ -124,6 +114,5 @@ def test_what_the_engine_does_not_know_is_told_before_anything_is_downloaded(
 ) -> None:
     content = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
     hub.add("some/New-GGUF", {"New-Q8_0.gguf": content})
-    done = run("models", "download", "some/New-GGUF")
-    assert done.returncode == UsageError.exit_code
-    assert "needs a newer engine" in done.stderr and "--yes" in done.stderr
+    told = refused(UsageError.exit_code, "models", "download", "some/New-GGUF")
+    assert "needs a newer engine" in told and "--yes" in told

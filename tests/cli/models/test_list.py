@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.config import settings
 from cpuchat.models.library import usage
-from tests.cli.program import HANG_GUARD, run
+from tests.cli.program import HANG_GUARD, run, succeeded
 from tests.models.library.files import cached
 from tests.models.library.test_usage import answer, info
 
@@ -23,8 +23,7 @@ def tiny(hub: Path, tiny_model: Path) -> Path:
 
 def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_template: Path) -> None:
     settings.update({"model": {"folders": [str(tiny_model_without_template.parent)]}})
-    done = run("models", "list")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "list")
     headings, *lines = done.stdout.splitlines()
     assert headings.split() == ["NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "--model"]
     [of_cache] = [line for line in lines if "some/tiny-GGUF:F32" in line]
@@ -38,8 +37,7 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
 @pytest.mark.usefixtures("measured_machine", "one_core")
 def test_a_model_that_answered_has_its_speed(tiny: Path) -> None:
     [spec] = [row["spec"] for row in json.loads(run("models", "list", "--json").stdout) if row["source"] != "demo"]
-    done = run("ask", "--model", spec, "--max-tokens", "20", "--drafters", "off", "Hello")
-    assert done.returncode == 0, done.stderr
+    succeeded("ask", "--model", spec, "--max-tokens", "20", "--drafters", "off", "Hello")
     first, *others = json.loads(run("models", "list", "--json").stdout)
     assert (first["repo"], first["name"], first["path"]) == ("some/tiny-GGUF", "tiny", str(tiny))
     assert (first["damaged"], first["has_template"]) == (None, True)
@@ -56,7 +54,6 @@ def test_what_is_damaged_comes_last_and_says_so(hub: Path, tiny_model: Path, tmp
     folder.mkdir()
     (folder / "broken.gguf").write_bytes(b"GGUF")
     settings.update({"model": {"folders": [str(folder)]}})
-    done = run("models", "list")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "list")
     damaged = done.stdout.splitlines()[-1]
     assert "broken" in damaged and "  damaged  " in damaged

@@ -13,7 +13,7 @@ from cpuchat.measure.subject import Subject
 from cpuchat.models.costs import keep_calibration
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.library.places import DEMO_FILES
-from tests.cli.program import run
+from tests.cli.program import run, succeeded
 from tests.models.drafts.files import header_file, write_catalog
 
 DEMO = paths.demo_dir() / DEMO_FILES["demo"]
@@ -37,8 +37,7 @@ def target(tmp_path: Path) -> Path:
 
 def test_a_pair_that_fits_and_what_the_engine_measured_tells_the_gain() -> None:
     remember_costs(DEMO, DRAFT)
-    done = run("models", "pair", "demo", "demo-draft")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "pair", "demo", "demo-draft")
     first, second = done.stdout.splitlines()
     assert first == "cpuchat-demo-draft-1m-q8_0.gguf can draft for cpuchat-demo-8m-q8_0.gguf."
     assert "× in prose, " in second
@@ -68,8 +67,7 @@ def test_a_pair_that_does_not_fit_says_why(tiny_model: Path) -> None:
 
 
 def test_without_a_draft_those_that_fit_are_listed(tiny_model: Path) -> None:
-    done = run("models", "pair", "demo")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "pair", "demo")
     headings, *rows = done.stdout.split("\n\n")[0].splitlines()
     assert headings.startswith("DRAFT MODEL")
     assert [line.split()[0] for line in rows] == ["demo-draft"]

@@ -12,7 +12,7 @@ from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.types import PART, TYPES
 from cpuchat.models.synthetic.model import write_model
-from tests.cli.program import run
+from tests.cli.program import run, succeeded
 from tests.support.shapes import TINY_LLAMA
 from tests.support.terminal import Terminal
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -25,16 +25,8 @@ def half(tmp_path: Path) -> Path:
     return write_model(folder / "llama-F16.gguf", TINY_LLAMA, "F16")
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a source that takes long enough to be stopped."""
-    folder = tmp_path_factory.mktemp("source")
-    return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=6, n_ff=2048, n_head=8)
-
-
 def test_the_file_lies_beside_its_source(half: Path) -> None:
-    done = run("models", "quantize", str(half), "q4_k_m")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "quantize", str(half), "q4_k_m")
     out = half.with_name("llama-Q4_K_M.gguf")
     assert done.stdout.startswith(str(out))
     assert read_header(out).quantization == "Q4_K_M"
@@ -101,9 +93,9 @@ def test_refusals(half: Path, tmp_path: Path, arguments: list[str], code: int, w
     assert sorted([*half.parent.rglob("*.gguf"), *tmp_path.rglob("*.gguf")]) == before
 
 
-def test_ctrl_c_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind(slow_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    arguments = ["models", "quantize", str(large), "IQ4_XS", str(out), "--threads", "1"]
+    arguments = ["models", "quantize", str(slow_model), "IQ4_XS", str(out), "--threads", "1"]
     with closing(Terminal(arguments, home=tmp_path / "home")) as terminal:
         terminal.wait_for("tensor ")
         assert out.with_name(out.name + PART).exists()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.program import run
+from tests.cli.program import run, succeeded
 from tests.models.library.test_verifying import flip_a_bit
 
 
 def test_a_sound_and_a_damaged_one(tiny: Path) -> None:
-    done = run("models", "verify", "some/tiny-GGUF:F32")
-    assert done.returncode == 0, done.stderr
+    done = succeeded("models", "verify", "some/tiny-GGUF:F32")
     assert done.stdout == "verified   some/tiny-GGUF:F32  (SHA-256 matches)\n"
     flip_a_bit(tiny)
     done = run("models", "verify", "some/tiny-GGUF:F32")
