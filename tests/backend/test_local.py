@@ -16,7 +16,7 @@ from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.cpu_modules import installed
 from cpuchat.protocol.messages import Failed, LoadOptions, ModelLoaded, StateKey, WorkerReady
-from tests.support.chatting import chat, children, collect
+from tests.support.chatting import chat, children, collect, in_use
 from tests.support.cores import ON_ONE_CPU
 
 # Niceness can only be raised, so a process of its own does it: a chat's worker, then one of a comparison's and a
@@ -55,13 +55,10 @@ asyncio.run(main())
 async def test_a_worker_runs_under_its_policy_or_tells_that_it_was_refused(
     tmp_path: Path, policy: str, used: str
 ) -> None:
-    worker = await WorkerProcess.start(tmp_path, Launch(policy))
-    try:
+    async with in_use(await WorkerProcess.start(tmp_path, Launch(policy))) as worker:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady) and ready.engine.pid == worker.pid
         assert ready.engine.memory_policy == used and ("999" in ready.engine.policy_refused) == (used != policy)
-    finally:
-        await worker.close()
 
 
 def placed(spec: PlacementSpec) -> Placement:
@@ -73,9 +70,8 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "place_here", placed)
-    backend = LocalBackend(state_dir=tmp_path / "kv")
-    request = chat("hello there, this is a chat that has some text in it", state=StateKey(chat="one"))
-    try:
+    async with in_use(LocalBackend(state_dir=tmp_path / "kv")) as backend:
+        request = chat("hello there, this is a chat that has some text in it", state=StateKey(chat="one"))
         first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="local")))
         assert isinstance(first.events[-1], ModelLoaded)
         before = backend.pid
@@ -83,25 +79,18 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
         again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="bind:0")))
         assert not any(isinstance(event, Failed) for event in again.events)
         assert backend.pid != before
-        assert backend.engine is not None
         assert backend.engine.memory_policy == "bind:0"
-        finished = (await collect(backend.generate(request))).finished
-        assert finished.timings.cache_n > 0
+        assert (await collect(backend.generate(request))).finished.timings.cache_n > 0
         same = backend.pid
         await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="bind:0")))
         assert backend.pid == same
-    finally:
-        await backend.close()
 
 
 async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Path) -> None:
-    backend = LocalBackend()
-    try:
+    async with in_use(LocalBackend()) as backend:
         failed = (await collect(backend.load(tiny_model, LoadOptions(), PlacementSpec(memory_policy="bind:77")))).failed
         assert failed.code == "usage"
         assert "77" in failed.message
-    finally:
-        await backend.close()
 
 
 @pytest.mark.parametrize("wanted", ["local", "bind:0"])
@@ -110,15 +99,12 @@ async def test_a_prepared_worker_loads_the_model_unless_its_policy_is_another_on
 ) -> None:
     monkeypatch.setattr(local, "place_here", placed)
     before = children()
-    backend = LocalBackend(log_dir=tmp_path)
-    backend.prepare(PlacementSpec(memory_policy="local"))
-    try:
+    async with in_use(LocalBackend(log_dir=tmp_path)) as backend:
+        backend.prepare(PlacementSpec(memory_policy="local"))
         await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy=wanted)))
         assert backend.engine is not None and backend.engine.memory_policy == wanted
         assert children() - before == {backend.pid}
         assert len(list(tmp_path.glob("worker-*.log"))) == (1 if wanted == "local" else 2)
-    finally:
-        await backend.close()
 
 
 @pytest.mark.parametrize("memory", ["local", "bind:77"])
@@ -139,8 +125,8 @@ def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
 
 async def test_a_worker_uses_one_cpu_module_and_another_setting_starts_it_again(tiny_model: Path) -> None:
     """An engine that was built for this CPU has none, and is used whatever the setting says."""
-    backend, modules = LocalBackend(), installed()
-    try:
+    modules = installed()
+    async with in_use(LocalBackend()) as backend:
         loaded = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), ON_ONE_CPU))
         assert isinstance(loaded.events[-1], ModelLoaded)
         engine, before = backend.engine, backend.pid
@@ -149,10 +135,6 @@ async def test_a_worker_uses_one_cpu_module_and_another_setting_starts_it_again(
         other = next((name for name in reversed(engine.modules) if name != engine.module), "haswell")
         again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, cpu_module=other), ON_ONE_CPU))
         assert isinstance(again.events[-1], ModelLoaded)
-        assert backend.engine is not None
         assert backend.engine.module == (other if modules else "")
         assert (backend.pid != before) == bool(modules)
-        answered = await collect(backend.generate(chat("hello")))
-        assert answered.finished.timings.predicted_n
-    finally:
-        await backend.close()
+        assert (await collect(backend.generate(chat("hello")))).finished.timings.predicted_n

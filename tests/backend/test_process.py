@@ -30,7 +30,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
     WorkerReady,
 )
-from tests.support.chatting import chat, children, collect
+from tests.support.chatting import chat, children, collect, in_use
 
 OPTIONS = LoadOptions(n_ctx=512)
 _STUCK = 120.0  # seconds after which a test that waits for ever fails
@@ -68,7 +68,6 @@ async def test_an_answer_ends_when_its_worker_is_closed_the_hard_way(
     await collect(backend.load(tiny_model, OPTIONS))
     answer = backend.generate(chat("hello", max_tokens=400))
     await anext(answer)
-    assert backend.pid is not None
     os.kill(backend.pid, signal.SIGSTOP)
     waiting = asyncio.create_task(rest(answer))
     await backend.close()
@@ -218,28 +217,19 @@ async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int,
         os.kill(worker.pid, number)
         died = await worker.events.get()
         assert isinstance(died, Failed) and died.code == "worker_died" and f"killed by {words}" in died.message
+        if number == signal.SIGILL:
+            assert "engine.kernels to llama.cpp" in died.hint and "engine.cpu_module" in died.hint
         worker.send(Generate(request_id=1, prompt="nobody reads this"))
         assert not worker.alive
 
 
-async def test_an_instruction_that_is_missing_is_told_with_what_to_do(tmp_path: Path) -> None:
-    async with started(tmp_path) as worker:
-        os.kill(worker.pid, signal.SIGILL)
-        died = await worker.events.get()
-        assert isinstance(died, Failed) and "killed by SIGILL" in died.message
-        assert "engine.kernels to llama.cpp" in died.hint and "engine.cpu_module" in died.hint
-
-
 async def test_a_cache_folder_that_cannot_be_written_is_a_note(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "in the way").touch()
-    backend = LocalBackend(log_dir=tmp_path / "in the way" / "log", state_dir=tmp_path / "in the way" / "kv")
-    try:
+    log, states = (tmp_path / "in the way" / name for name in ("log", "kv"))
+    async with in_use(LocalBackend(log_dir=log, state_dir=states)) as backend:
         loaded = await rest(backend.load(tiny_model, OPTIONS))
         assert isinstance(loaded, ModelLoaded) and "Cannot write to" in " ".join(loaded.model.notes)
         assert isinstance(await rest(backend.generate(chat("hello"))), GenerationFinished)
-    finally:
-        await backend.close()
-    assert backend.log_file is not None
     backend.log_file.unlink()
 
 
@@ -249,7 +239,6 @@ async def test_a_stopped_worker_goes_on_to_obey_a_cancel_and_killing_it_ends_wha
     await collect(backend.load(tiny_model, OPTIONS))
     answer = backend.generate(chat("hello", max_tokens=400))
     await anext(answer)
-    assert backend.pid is not None
     os.kill(backend.pid, signal.SIGSTOP)
     await backend.cancel()
     last = await rest(answer)

@@ -17,7 +17,7 @@ from cpuchat.base.errors import WorkerStuck
 from cpuchat.base.processes import python_command
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import GenerationFinished, LoadModel, LoadOptions, encode
-from tests.support.chatting import chat, collect
+from tests.support.chatting import chat, collect, in_use
 
 FAULTY = """
 import sys
@@ -38,12 +38,9 @@ WORKER = python_command("-c", FAULTY)
 @pytest.fixture
 async def backend(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalBackend]:
     monkeypatch.setattr(process, "python_command", lambda *_: WORKER)
-    one = LocalBackend(log_dir=tmp_path)
-    try:
+    async with in_use(LocalBackend(log_dir=tmp_path)) as one:
         await collect(one.load(tiny_model, LoadOptions(n_ctx=512)))
         yield one
-    finally:
-        await one.close()
 
 
 async def answered(backend: LocalBackend) -> bool:
@@ -71,7 +68,6 @@ async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_o
 
 def test_a_worker_that_is_stuck_when_its_parent_is_gone_ends(tiny_model: Path) -> None:
     with subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        assert worker.stdin is not None
         options = LoadOptions(n_ctx=512)
         worker.stdin.write(encode(LoadModel(path=str(tiny_model), cpus=own_cpus()[:1], options=options)))
         worker.stdin.write(encode(chat("Hello", grammar=HANGS)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cpuchat.protocol.messages import AnyEvent, Sampling, Speculation
 from cpuchat.protocol.timings import Timings
 from cpuchat.session.conversation import Conversation
 from tests.chats.test_repair import SECRET, leftovers
+from tests.support.chatting import in_use
 from tests.support.scripted_backend import ScriptedBackend, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
@@ -25,11 +27,8 @@ pytestmark = pytest.mark.usefixtures("measured_machine")
 @contextlib.asynccontextmanager
 async def conversation(*answers: list[Step] | str) -> AsyncIterator[Conversation]:
     backend = ScriptedBackend([answer(one) if isinstance(one, str) else one for one in answers])
-    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
-    try:
+    async with in_use(Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))) as core:
         yield core
-    finally:
-        await core.close()
 
 
 async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
@@ -38,7 +37,6 @@ async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
 
 def texts(core: Conversation) -> list[str]:
     """Return the open branch, which is the same in memory and in the store."""
-    assert core.chat is not None
     assert core.messages == core.history.store.messages(core.chat.id)
     return [message.content for message in core.messages]
 
@@ -52,7 +50,6 @@ async def undone(core: Conversation) -> bool:
 
 def asked(core: Conversation) -> list[str]:
     """Return what the model was asked last."""
-    assert isinstance(core.backend, ScriptedBackend)
     return [message.content for message in core.backend.requests[-1].messages]
 
 
@@ -60,50 +57,47 @@ def asked(core: Conversation) -> list[str]:
 
 
 def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
-    store = ChatStore(tmp_path / "chats.db")
-    chat = store.create_chat("m")
-    question = store.add_message(chat.id, "user", "q")
-    settings = AnswerSettings(
-        sampling=Sampling(temperature=0, seed=(1 << 63) - 1), max_tokens=9, path="/m/x.gguf", draft="Small",
-        speculation=Speculation(drafters=("draft", "suffix"), depth=4),
-    )  # fmt: skip
-    first = store.add_message(chat.id, "assistant", "1", settings=settings)
-    store.add_message(chat.id, "assistant", "2", after=question.id)
-    store.set_leaf(chat.id, first.id)
-    store.close()
-    store = ChatStore(tmp_path / "chats.db")
-    assert store.messages(chat.id)[1].settings == settings
-    assert [m.content for m in store.messages(chat.id)] == ["q", "1"]
-    store.add_message(chat.id, "user", "more")
-    assert [m.content for m in store.messages(chat.id)] == ["q", "1", "more"]
-    with pytest.raises(ChatsChanged, match="no longer exists"):
-        store.add_message(chat.id, "user", "after nothing", after=99)
-    store.close()
+    with closing(ChatStore(tmp_path / "chats.db")) as store:
+        chat = store.create_chat("m")
+        question = store.add_message(chat.id, "user", "q")
+        settings = AnswerSettings(
+            sampling=Sampling(temperature=0, seed=(1 << 63) - 1), max_tokens=9, path="/m/x.gguf", draft="Small",
+            speculation=Speculation(drafters=("draft", "suffix"), depth=4),
+        )  # fmt: skip
+        first = store.add_message(chat.id, "assistant", "1", settings=settings)
+        store.add_message(chat.id, "assistant", "2", after=question.id)
+        store.set_leaf(chat.id, first.id)
+    with closing(ChatStore(tmp_path / "chats.db")) as store:
+        assert store.messages(chat.id)[1].settings == settings
+        assert [m.content for m in store.messages(chat.id)] == ["q", "1"]
+        store.add_message(chat.id, "user", "more")
+        assert [m.content for m in store.messages(chat.id)] == ["q", "1", "more"]
+        with pytest.raises(ChatsChanged, match="no longer exists"):
+            store.add_message(chat.id, "user", "after nothing", after=99)
 
 
 @pytest.mark.parametrize("what", ["chat", "branch"])
 def test_what_was_deleted_can_be_put_back_and_is_in_no_file_before(tmp_path: Path, what: str) -> None:
     path = tmp_path / "only" / "chats.db"
-    store = ChatStore(path)
-    chat = store.create_chat("m", "Be brief.", title=SECRET if what == "chat" else "T")
-    question = store.add_message(chat.id, "user", "q")
-    told = store.add_message(
-        chat.id, "assistant", SECRET * 30, reasoning=SECRET, stop_reason="end", timings=Timings(predicted_n=3)
-    )
-    store.add_message(chat.id, "user", f"{SECRET}?")
-    store.add_message(chat.id, "assistant", "Another.", after=question.id, stop_reason="end")
-    before, tree = store.chat(chat.id), store.tree(chat.id)
-    deleted = store.delete(chat.id) if what == "chat" else store.delete_branch(store.chat(chat.id), told.id)
-    assert leftovers(path) == [] and store.search(SECRET[:6]) == []
-    store.add_message(store.create_chat("m", title="Later").id, "user", "x")
-    store.undelete(deleted)
-    store.undelete(deleted)  # twice is once
-    (hit,) = store.search(SECRET)
-    assert hit.excerpts[0].message_id == told.id
-    assert store.tree(chat.id).subtree(question.id) == tree.subtree(question.id)
-    assert [m.content for m in store.messages(chat.id)] == ["q", "Another."]
-    assert store.chat(chat.id).updated == before.updated or what == "branch"
-    store.close()
+    with closing(ChatStore(path)) as store:
+        chat = store.create_chat("m", "Be brief.", title=SECRET if what == "chat" else "T")
+        question = store.add_message(chat.id, "user", "q")
+        told = store.add_message(
+            chat.id, "assistant", SECRET * 30, reasoning=SECRET, stop_reason="end", timings=Timings(predicted_n=3)
+        )
+        store.add_message(chat.id, "user", f"{SECRET}?")
+        store.add_message(chat.id, "assistant", "Another.", after=question.id, stop_reason="end")
+        before, tree = store.chat(chat.id), store.tree(chat.id)
+        deleted = store.delete(chat.id) if what == "chat" else store.delete_branch(store.chat(chat.id), told.id)
+        assert leftovers(path) == [] and store.search(SECRET[:6]) == []
+        store.add_message(store.create_chat("m", title="Later").id, "user", "x")
+        store.undelete(deleted)
+        store.undelete(deleted)  # twice is once
+        (hit,) = store.search(SECRET)
+        assert hit.excerpts[0].message_id == told.id
+        assert store.tree(chat.id).subtree(question.id) == tree.subtree(question.id)
+        assert [m.content for m in store.messages(chat.id)] == ["q", "Another."]
+        assert store.chat(chat.id).updated == before.updated or what == "branch"
 
 
 # --- a conversation ---
@@ -122,7 +116,6 @@ async def test_an_answer_and_what_it_was_before_are_both_there() -> None:
         await everything(core.send("Third?"))
         assert texts(core) == ["First?", "Two.", "Third?", "More two."]
 
-        assert core.chat is not None
         await core.open_chat(core.chat.id, one.id)
         assert texts(core) == ["First?", "One.", "Second?", "More one."]
         assert core.messages[:2] == [question, one] and one.sampling and one.sampling.temperature > 0
@@ -153,7 +146,6 @@ async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> 
         await everything(core.send("First?"))
         await everything(core.regenerate())
         await everything(core.send("More?"))
-        assert core.chat is not None
         chat_id, two, three = core.chat.id, core.messages[1].id, core.messages[3].id
         await everything(core.regenerate())
         await core.open_chat(chat_id, three)  # and not the newest
@@ -174,20 +166,18 @@ async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> 
 async def test_a_deletion_in_a_chat_that_another_window_has_changed_is_refused() -> None:
     async with conversation("One.", "Two.") as core:
         await everything(core.send("First?"))
-        assert core.chat is not None
         chat_id, (question, told) = core.chat.id, core.messages
-        other = ChatStore(paths.chats_db())
-        other.add_message(chat_id, "user", "Another beginning?", after=0)
-        with pytest.raises(ChatsChanged, match="another window"):
-            await core.delete_message(question.id)
-        assert texts(core) == ["Another beginning?"]
-        await core.delete_message(core.messages[0].id)
-        assert core.messages == [question, told]
-        other.add_message(chat_id, "user", "More?", after=told.id)
-        with pytest.raises(ChatsChanged, match="another window"):
-            await core.delete_message(told.id)
-        assert texts(core) == ["First?", "One.", "More?"]
-        other.close()
+        with closing(ChatStore(paths.chats_db())) as other:
+            other.add_message(chat_id, "user", "Another beginning?", after=0)
+            with pytest.raises(ChatsChanged, match="another window"):
+                await core.delete_message(question.id)
+            assert texts(core) == ["Another beginning?"]
+            await core.delete_message(core.messages[0].id)
+            assert core.messages == [question, told]
+            other.add_message(chat_id, "user", "More?", after=told.id)
+            with pytest.raises(ChatsChanged, match="another window"):
+                await core.delete_message(told.id)
+            assert texts(core) == ["First?", "One.", "More?"]
 
 
 # --- the tree ---

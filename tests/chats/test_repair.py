@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,11 @@ SECRET = "Wolpertinger"
 def path(tmp_path: Path) -> Path:
     """Return a database with two chats of two messages each."""
     path = tmp_path / "chats.db"
-    store = ChatStore(path)
-    for title in ("First", "Second"):
-        chat = store.create_chat("m", "Be brief.", title=title)
-        store.add_message(chat.id, "user", f"Question about {title}")
-        store.add_message(chat.id, "assistant", f"Answer about {title}", stop_reason="end")
-    store.close()
+    with closing(ChatStore(path)) as store:
+        for title in ("First", "Second"):
+            chat = store.create_chat("m", "Be brief.", title=title)
+            store.add_message(chat.id, "user", f"Question about {title}")
+            store.add_message(chat.id, "assistant", f"Answer about {title}", stop_reason="end")
     return path
 
 
@@ -73,15 +73,14 @@ FIRST = "WHERE id = (SELECT id FROM chats WHERE title = 'First')"
 def test_values_that_make_no_sense_are_replaced_as_they_are_read(path, statement, left):
     before = sqlite3.connect(path).execute("SELECT content FROM messages ORDER BY id").fetchall()
     change(path, statement)
-    store = ChatStore(path)
-    assert texts(store) == sorted(left)
-    for chat in store.chats():
-        order = [m.content for m in store.messages(chat.id)]
-        assert order == [content for (content,) in before if content in order] or "\ufffd" in str(order)
-        more = store.add_message(chat.id, "user", "more").id
-        store.delete_branch(store.chat(chat.id), more)
-    assert texts(store) == sorted(left) and store.take_notices() == []
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == sorted(left)
+        for chat in store.chats():
+            order = [m.content for m in store.messages(chat.id)]
+            assert order == [content for (content,) in before if content in order] or "\ufffd" in str(order)
+            more = store.add_message(chat.id, "user", "more").id
+            store.delete_branch(store.chat(chat.id), more)
+        assert texts(store) == sorted(left) and store.take_notices() == []
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,9 @@ def test_figures_that_make_no_sense_are_left_out(path, timings):
     db.execute("UPDATE messages SET timings = ?", (timings,))
     db.commit()
     db.close()
-    store = ChatStore(path)
-    assert {m.timings for chat in store.chats() for m in store.messages(chat.id)} == {None}
-    assert store.take_notices() == []
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert {m.timings for chat in store.chats() for m in store.messages(chat.id)} == {None}
+        assert store.take_notices() == []
 
 
 @pytest.mark.parametrize(
@@ -113,13 +111,12 @@ def test_figures_that_make_no_sense_are_left_out(path, timings):
 )  # fmt: skip
 def test_what_can_be_made_again_is(path, statements):
     change(path, *statements)
-    store = ChatStore(path)
-    assert texts(store) == ALL
-    chat = store.create_chat("m")
-    store.add_message(chat.id, "user", SECRET)
-    assert [hit.id for hit in store.search(SECRET[:5])] == [chat.id]
-    assert texts(store) == [*ALL, SECRET] and store.take_notices() == []
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == ALL
+        chat = store.create_chat("m")
+        store.add_message(chat.id, "user", SECRET)
+        assert [hit.id for hit in store.search(SECRET[:5])] == [chat.id]
+        assert texts(store) == [*ALL, SECRET] and store.take_notices() == []
 
 
 def test_the_search_index_of_a_version_before_goes_though_all_else_is_as_it_should_be(path):
@@ -155,17 +152,15 @@ def test_the_search_index_of_a_version_before_goes_though_all_else_is_as_it_shou
 def test_from_tables_and_keys_that_are_not_ours_any_more_the_rows_are_taken(path, statements, left):
     change(path, *statements)
     before = path.read_bytes()
-    store = ChatStore(path)
-    assert texts(store) == sorted(left)
-    (notice,) = store.take_notices()
-    (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
-    assert str(aside) in notice and ("without 2 messages of an unknown role" in notice) == ("bot" in statements[0])
-    assert aside.read_bytes() == before
-    store.close()
-    store = ChatStore(path)
-    assert texts(store) == sorted(left)
-    assert store.take_notices() == []
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == sorted(left)
+        (notice,) = store.take_notices()
+        (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
+        assert str(aside) in notice and ("without 2 messages of an unknown role" in notice) == ("bot" in statements[0])
+        assert aside.read_bytes() == before
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == sorted(left)
+        assert store.take_notices() == []
 
 
 def contradict_index(path: Path) -> None:
@@ -189,17 +184,15 @@ def contradict_index(path: Path) -> None:
 def test_damage_that_only_a_change_meets_is_repaired_by_the_next_start(path):
     """The quick check of a start does not see an index that contradicts its table."""
     contradict_index(path)
-    store = ChatStore(path)
-    assert texts(store) == ALL
-    with pytest.raises(ChatsError, match="damaged") as failed:
-        for chat in store.chats():
-            store.delete(chat.id)
-    assert "Restart" in failed.value.hint
-    store.close()
-    store = ChatStore(path)
-    assert texts(store) == ALL
-    assert any("The chat database was damaged" in notice for notice in store.take_notices())
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == ALL
+        with pytest.raises(ChatsError, match="damaged") as failed:
+            for chat in store.chats():
+                store.delete(chat.id)
+        assert "Restart" in failed.value.hint
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == ALL
+        assert any("The chat database was damaged" in notice for notice in store.take_notices())
     assert ChatStore(path).take_notices() == []
     assert list(path.parent.glob("*.salvage")) == []
 
@@ -222,7 +215,6 @@ def other_app(path: Path) -> Iterator[Callable[[str], None]]:
     command = [sys.executable, "-c", _OTHER_APP, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         requests, replies = other.stdin, other.stdout
-        assert requests is not None and replies is not None
         assert replies.readline() == "open\n"
 
         def answer(text: str) -> None:
@@ -236,36 +228,32 @@ def other_app(path: Path) -> Iterator[Callable[[str], None]]:
 def test_a_value_that_no_database_can_store_is_an_error_and_no_damage(path):
     """Such a value was taken for damage: the next start renamed the sound file, below another app that had it open."""
     with other_app(path) as answer:
-        store = ChatStore(path)
-        with pytest.raises(ChatsError):
-            store.delete("a cut emoji: \ud83d")
-        with pytest.raises(ChatsError):
-            store.set_leaf(store.chats()[0].id, 1 << 70)
-        store.close()
-        store = ChatStore(path)
-        answer("Answer of the other app")
-        assert texts(store) == sorted([*ALL, "Answer of the other app"])
-        assert store.take_notices() == []
-        store.close()
+        with closing(ChatStore(path)) as store:
+            with pytest.raises(ChatsError):
+                store.delete("a cut emoji: \ud83d")
+            with pytest.raises(ChatsError):
+                store.set_leaf(store.chats()[0].id, 1 << 70)
+        with closing(ChatStore(path)) as store:
+            answer("Answer of the other app")
+            assert texts(store) == sorted([*ALL, "Answer of the other app"])
+            assert store.take_notices() == []
 
 
 def test_no_file_is_repaired_while_another_program_has_it_open(path):
     with other_app(path) as answer:
         path.with_name("chats.db.salvage").touch()  # damage that only reading met
-        store = ChatStore(path)
-        answer("Answer of the other app")
-        assert texts(store) == sorted([*ALL, "Answer of the other app"])
-        assert store.take_notices() == []
-        store.close()
+        with closing(ChatStore(path)) as store:
+            answer("Answer of the other app")
+            assert texts(store) == sorted([*ALL, "Answer of the other app"])
+            assert store.take_notices() == []
         change(path, "DROP TABLE drafts")
         with pytest.raises(ChatsError, match="another program has it open") as failed:
             ChatStore(path)
         assert "Close that program" in failed.value.hint
         assert list(path.parent.glob("*.damaged-*")) == []
-    store = ChatStore(path)
-    assert len(texts(store)) == len(ALL) + 1
-    assert any("The chat database was damaged" in notice for notice in store.take_notices())
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert len(texts(store)) == len(ALL) + 1
+        assert any("The chat database was damaged" in notice for notice in store.take_notices())
 
 
 def test_another_programs_database_is_named_and_left_alone(tmp_path):
@@ -316,51 +304,47 @@ def leftovers(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("how", ["delete", "rename", "branch"])
 def test_what_is_deleted_cannot_be_read_in_any_file(path, how):
-    store = ChatStore(path)
-    chat = store.create_chat("m", title="T")
-    if how == "rename":
-        store.rename(chat.id, SECRET)
-    for number in range(30):
-        store.add_message(chat.id, "user", f"filler {number} " * 200)
-    text = f"Nobody must read of the {SECRET} again. " * 40 if how != "rename" else "x"
-    message = store.add_message(chat.id, "assistant", text, reasoning=text, stop_reason="end")
-    other = store.create_chat("m", title="Stays")
-    store.add_message(other.id, "user", "What stays")
-    assert leftovers(path)
-    match how:
-        case "delete":
-            store.delete(chat.id)
-        case "rename":
-            store.rename(chat.id, "Another")
-        case _:
-            store.add_message(chat.id, "assistant", "New.", after=message.parent, stop_reason="end")
-            store.delete_branch(store.chat(chat.id), message.id)
-    assert leftovers(path) == []
-    assert [hit.title for hit in store.search("stays")] == ["Stays"]
-    store.close()
+    with closing(ChatStore(path)) as store:
+        chat = store.create_chat("m", title="T")
+        if how == "rename":
+            store.rename(chat.id, SECRET)
+        for number in range(30):
+            store.add_message(chat.id, "user", f"filler {number} " * 200)
+        text = f"Nobody must read of the {SECRET} again. " * 40 if how != "rename" else "x"
+        message = store.add_message(chat.id, "assistant", text, reasoning=text, stop_reason="end")
+        other = store.create_chat("m", title="Stays")
+        store.add_message(other.id, "user", "What stays")
+        assert leftovers(path)
+        match how:
+            case "delete":
+                store.delete(chat.id)
+            case "rename":
+                store.rename(chat.id, "Another")
+            case _:
+                store.add_message(chat.id, "assistant", "New.", after=message.parent, stop_reason="end")
+                store.delete_branch(store.chat(chat.id), message.id)
+        assert leftovers(path) == []
+        assert [hit.title for hit in store.search("stays")] == ["Stays"]
     assert leftovers(path) == []
 
 
 def test_what_is_deleted_beside_a_reader_is_overwritten_when_it_has_gone(path):
-    store = ChatStore(path)
-    chat = store.create_chat("m", title=SECRET)
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT * FROM chats").fetchall()
-    store.delete(chat.id)
-    reader.close()
-    store.create_chat("m", title="Next")
-    assert leftovers(path) == []
-    store.close()
+    with closing(ChatStore(path)) as store:
+        chat = store.create_chat("m", title=SECRET)
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM chats").fetchall()
+        store.delete(chat.id)
+        reader.close()
+        store.create_chat("m", title="Next")
+        assert leftovers(path) == []
 
 
 def test_unsent_texts_survive_a_salvage(path):
-    store = ChatStore(path)
-    chat = store.chats()[0]
-    store.save_drafts("1:1.0", [(chat.id, "000000000", "of a chat"), (None, "000000000", "of a new one")], set())
-    store.close()
+    with closing(ChatStore(path)) as store:
+        chat = store.chats()[0]
+        store.save_drafts("1:1.0", [(chat.id, "000000000", "of a chat"), (None, "000000000", "of a new one")], set())
     change(path, "UPDATE messages SET chat_id = CAST(chat_id AS BLOB)")
-    store = ChatStore(path)
-    assert texts(store) == ALL and len(store.take_notices()) == 1
-    assert {(id, text) for id, *_, text in store.drafts()} == {(chat.id, "of a chat"), (None, "of a new one")}
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == ALL and len(store.take_notices()) == 1
+        assert {(id, text) for id, *_, text in store.drafts()} == {(chat.id, "of a chat"), (None, "of a new one")}

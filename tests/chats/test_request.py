@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,16 +86,14 @@ def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["[1]", '[{"title": 1, "text": "x"}]', 7, b"\xff", "[" * 5000])
 def test_attachments_that_make_no_sense_do_not_cost_the_message(value: object) -> None:
-    store = ChatStore(paths.chats_db())
-    chat = store.create_chat("Qwen")
-    store.add_message(chat.id, "user", "Why?", attachments=(FILE,))
-    store.close()
+    with closing(ChatStore(paths.chats_db())) as store:
+        chat = store.create_chat("Qwen")
+        store.add_message(chat.id, "user", "Why?", attachments=(FILE,))
     with contextlib.closing(sqlite3.connect(paths.chats_db())) as db:
         db.execute("UPDATE messages SET attachments = ?", (value,))
         db.commit()
-    store = ChatStore(paths.chats_db())
-    assert [(one.content, one.attachments) for one in store.messages(chat.id)] == [("Why?", ())]
-    store.close()
+    with closing(ChatStore(paths.chats_db())) as store:
+        assert [(one.content, one.attachments) for one in store.messages(chat.id)] == [("Why?", ())]
 
 
 def test_calls_of_tools_are_kept_exported_and_sent_again(tmp_path: Path) -> None:

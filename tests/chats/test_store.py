@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -43,14 +44,13 @@ def test_a_chat_and_its_messages_come_back(path):
     store.close()
     store.close()
 
-    again = ChatStore(path)
-    assert again.chat(chat.id) == again.chats()[0]
-    assert (chat.title, chat.model, chat.system_prompt) == ("Hello", "Qwen", "Be brief.")
-    first, second = again.messages(chat.id)
-    assert first == mine
-    assert (second.content, second.reasoning, second.stop_reason) == ("Hello", "hm", "end")
-    assert (second.timings, second.model) == (timings, "Qwen")
-    again.close()
+    with closing(ChatStore(path)) as again:
+        assert again.chat(chat.id) == again.chats()[0]
+        assert (chat.title, chat.model, chat.system_prompt) == ("Hello", "Qwen", "Be brief.")
+        first, second = again.messages(chat.id)
+        assert first == mine
+        assert (second.content, second.reasoning, second.stop_reason) == ("Hello", "hm", "end")
+        assert (second.timings, second.model) == (timings, "Qwen")
 
 
 def test_chats_are_listed_by_their_last_change(store):
@@ -83,9 +83,8 @@ def test_deleting(store):
 def test_a_chat_that_another_instance_deleted(store, path):
     chat = store.create_chat("m")
     message = store.add_message(chat.id, "user", "x")
-    other = ChatStore(path)
-    other.delete(chat.id)
-    other.close()
+    with closing(ChatStore(path)) as other:
+        other.delete(chat.id)
     for call in (
         lambda: store.chat(chat.id),
         lambda: store.rename(chat.id, "x"),
@@ -155,10 +154,9 @@ def test_an_answer_that_was_being_written_is_marked_when_the_app_comes_back(path
         "os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
-    store = ChatStore(path)
-    question, answer = store.messages(store.chats()[0].id)
-    assert (question.stop_reason, answer.content, answer.stop_reason) == (None, "half an ans", "interrupted")
-    store.close()
+    with closing(ChatStore(path)) as store:
+        question, answer = store.messages(store.chats()[0].id)
+        assert (question.stop_reason, answer.content, answer.stop_reason) == (None, "half an ans", "interrupted")
 
 
 def test_a_second_instance_does_not_spoil_the_answer_of_the_first(store, path):
@@ -184,16 +182,14 @@ def test_many_instances_start_and_write_at_once(path):
         for _ in range(3)
     ]
     for child in children:
-        assert child.stdin is not None
         child.stdin.write(b"\n")
         child.stdin.flush()
     errors = [child.communicate(timeout=180)[1].decode() for child in children]
     assert [child.returncode for child in children] == [0] * 3, errors
-    store = ChatStore(path)
-    assert len(store.chats()) == 3
-    words = [f"word{i}" for i in range(15)]
-    assert all([m.content for m in store.messages(c.id)] == words for c in store.chats())
-    store.close()
+    with closing(ChatStore(path)) as store:
+        assert len(store.chats()) == 3
+        words = [f"word{i}" for i in range(15)]
+        assert all([m.content for m in store.messages(c.id)] == words for c in store.chats())
 
 
 def test_only_the_owner_can_read(store, path):
@@ -202,12 +198,10 @@ def test_only_the_owner_can_read(store, path):
 
 
 def fill(path) -> None:
-    store = ChatStore(path)
-    with store.transaction():
+    with closing(ChatStore(path)) as store, store.transaction():
         chat = store.create_chat("m")
         for i in range(200):
             store.add_message(chat.id, "user", f"message {i} " * 50)
-    store.close()
 
 
 @pytest.mark.slow
@@ -226,24 +220,22 @@ def test_a_damaged_file_is_put_aside_and_what_can_be_read_is_kept(path, how, lea
     else:
         content[4096:8192] = bytes(4096)
     path.write_bytes(content)
-    store = ChatStore(path)
-    (notice,) = store.take_notices()
-    assert "damaged" in notice
-    assert store.take_notices() == []
-    (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
-    assert str(aside) in notice
-    assert aside.read_bytes() == content
-    kept = [m for chat in store.chats() for m in store.messages(chat.id)]
-    assert len(kept) >= least
-    assert all(m.content.startswith("message ") for m in kept)
-    chat = store.create_chat("m")
-    store.add_message(chat.id, "user", "after it")
-    assert [hit.id for hit in store.search("after")] == [chat.id]
-    store.close()
-    store = ChatStore(path)
-    assert store.take_notices() == []
-    assert sorted(p.name for p in path.parent.iterdir() if "damaged" not in p.name)[0] == "chats.db"
-    store.close()
+    with closing(ChatStore(path)) as store:
+        (notice,) = store.take_notices()
+        assert "damaged" in notice
+        assert store.take_notices() == []
+        (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
+        assert str(aside) in notice
+        assert aside.read_bytes() == content
+        kept = [m for chat in store.chats() for m in store.messages(chat.id)]
+        assert len(kept) >= least
+        assert all(m.content.startswith("message ") for m in kept)
+        chat = store.create_chat("m")
+        store.add_message(chat.id, "user", "after it")
+        assert [hit.id for hit in store.search("after")] == [chat.id]
+    with closing(ChatStore(path)) as store:
+        assert store.take_notices() == []
+        assert sorted(p.name for p in path.parent.iterdir() if "damaged" not in p.name)[0] == "chats.db"
 
 
 def test_a_place_that_cannot_be_used_says_so(tmp_path):

@@ -12,7 +12,7 @@ from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.session.conversation import Conversation
 from tests.chats.test_branches import conversation, everything, texts
-from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
+from tests.support.scripted_backend import Gate, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
 
@@ -28,7 +28,6 @@ async def briefly(*answers: list[Step] | str) -> AsyncIterator[Conversation]:
 
 def asked(core: Conversation) -> list[tuple[str, str]]:
     """Return what the model was asked last."""
-    assert isinstance(core.backend, ScriptedBackend)
     return [(message.role, message.content) for message in core.backend.requests[-1].messages]
 
 
@@ -81,7 +80,6 @@ async def test_a_summary_is_deleted_without_what_follows_and_put_back() -> None:
         await core.delete_message(summary.id)
         assert texts(core) == ["First?", "One.", "Second?", "Two."]
         deleted = await core.history.undo_delete()
-        assert deleted is not None
         await core.open_chat(deleted.chat_id, deleted.message_id)
         assert texts(core) == whole
         await core.delete_message(summary.id)
@@ -107,14 +105,11 @@ async def test_a_chat_knows_what_to_do_when_it_is_full(choice: str, asks: bool, 
     async with briefly("One.", "Two.", "Three.") as core:
         core.asks_when_full = asks
         await everything(core.send("First?"))
-        assert isinstance(core.backend, ScriptedBackend)
         assert core.backend.requests[-1].when_full == "drop"  # there is nothing to leave out
         await core.history.set_options(when_full=choice)
-        assert core.chat is not None
         await core.open_chat(core.chat.id)
         assert core.chat.when_full == choice
         await everything(core.send("Second?"))
-        request = core.backend.requests[-1]
-        assert request.when_full == ("refuse_early" if refuses else "drop")
+        assert core.backend.requests[-1].when_full == ("refuse_early" if refuses else "drop")
         await everything(core.edit("Something else?"))  # no summary can follow a question that is not stored
         assert (core.backend.requests[-1].when_full == "drop") == (choice != "stop")

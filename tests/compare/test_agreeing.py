@@ -19,6 +19,7 @@ from cpuchat.quality.measure import scores_of
 from cpuchat.quality.messages import Answer, QualityStart, Scored
 from cpuchat.quality.statistics import Summary, summarize
 from tests.compare.test_comparison import Watched, demo
+from tests.support.chatting import in_use
 from tests.support.cores import ONE_CPU
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
@@ -101,11 +102,8 @@ async def test_a_stop_drops_the_agreement_and_the_next_prompt_continues(watched:
 
 async def test_other_vocabularies_have_no_agreement(tiny_model: Path) -> None:
     watched = Watched(demo(), Side.of(tiny_model), max_tokens=8)
-    comparison = watched.comparison
-    try:
+    async with in_use(watched.comparison) as comparison:
         done = await comparison.ask("Hello")
         with pytest.raises(UsageError, match="Only the texts are compared"):
             await comparison.agree()
         assert done.agreement_note in words.sentences(comparison, comparison.turns[-1])[1]
-    finally:
-        await comparison.close()

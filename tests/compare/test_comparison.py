@@ -152,7 +152,6 @@ async def test_what_does_not_fit_together_is_loaded_in_turn(watched: Watched, mo
             running.append(sum(runner.conversation.backend.pid is not None for runner in comparison.runners))
 
     comparison.tell = count
-    found = await comparison.ask(PROMPT)
-    assert found.complete and running == [1, 1]
+    assert (await comparison.ask(PROMPT)).complete and running == [1, 1]
     assert comparison.in_turn
     assert (await comparison.repeat()).complete

@@ -85,8 +85,7 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     assert said(disturbed) == "Too noisy for a verdict: other programs were using the cores. Repeat it."
     ratios = {label: ratio for label, *_, ratio in compare.rows(figures_of([disturbed]), NAMES)}
     assert (ratios["decode"], ratios["first token"], ratios["bytes per token"]) == ("–", "–", "0.60×")
-    verdict = figures_of([disturbed]).verdict
-    assert "F9 repeats, w waits" in compare.verdict(verdict, NAMES, "F9", "w")
+    assert "F9 repeats, w waits" in compare.verdict(figures_of([disturbed]).verdict, NAMES, "F9", "w")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
     assert Turn("Why?", [stopped]).counted() == [stopped]
     assert Turn("Why?", [disturbed]).counted() == Turn("Why?", [disturbed, stopped]).counted() == [disturbed]

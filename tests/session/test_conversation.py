@@ -27,6 +27,7 @@ from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS
 from cpuchat.session.conversation import Conversation
 from tests.chats.test_branches import everything
 from tests.models.drafts.files import write_catalog
+from tests.support.chatting import in_use
 from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
 from tests.support.scripted_backend import ScriptedBackend, answer
@@ -82,12 +83,10 @@ async def test_a_message_and_its_answer_are_kept(anywhere: Source, shared: Switc
     async with conversation(anywhere, backend=shared) as core:
         events = await everything(core.send("hello\nthere"))
         assert isinstance(events[-1], GenerationFinished)
-        assert core.chat is not None
         chat_id, answer = core.chat.id, core.messages[1]
         assert core.chat.title == "hello"
         assert answer.content == "".join(e.text for e in events if isinstance(e, TextDelta))
         assert answer.stop_reason == "max_tokens"
-        assert answer.timings is not None
         assert answer.timings.predicted_n == 8
         assert core.meter.figures().predicted_n == 8
     async with conversation(anywhere, backend=shared) as core:
@@ -102,7 +101,6 @@ async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path,
         core.drafts = False
         await everything(core.send("hello"))
         timings = core.messages[1].timings
-        assert timings is not None
         usage = usage_of(usages(), [tiny_model])
         alone = (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT  # else it would tell of the other programs
         tells = alone and timings.predicted_n >= MIN_TOKENS
@@ -239,8 +237,7 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
 
 async def test_the_sampling_recommended_for_a_model_is_used_unless_the_user_set_another() -> None:
     backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
-    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
-    try:
+    async with in_use(Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))) as core:
         await everything(core.load_model(paths.demo_dir() / DEMO_FILES["demo"]))
         await everything(core.send("Hello"))
         assert backend.requests[-1].sampling.temperature == 0
@@ -257,5 +254,3 @@ async def test_the_sampling_recommended_for_a_model_is_used_unless_the_user_set_
         await everything(core.load_model(Path("/models/unknown.gguf")))
         await everything(core.send("Hello"))
         assert backend.requests[-1].sampling.temperature == 0.7 and core.default_sampling.temperature == 0.7
-    finally:
-        await core.close()

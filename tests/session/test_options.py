@@ -12,6 +12,7 @@ from cpuchat.chats.transfer import export_chat
 from cpuchat.config.settings import Settings
 from cpuchat.session.conversation import Conversation
 from tests.chats.test_branches import everything
+from tests.support.chatting import in_use
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
@@ -19,19 +20,17 @@ pytestmark = pytest.mark.usefixtures("measured_machine")
 
 async def test_a_chat_keeps_its_system_prompt_and_values_of_its_own() -> None:
     backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
-    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
-    core.settings.chat.system_prompt = "Be brief."
+    async with in_use(Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))) as core:
+        core.settings.chat.system_prompt = "Be brief."
 
-    def asked() -> tuple[str, bool | None, int | None]:
-        request = backend.requests[-1]
-        return request.messages[0].content, request.reasoning, request.reasoning_budget
+        def asked() -> tuple[str, bool | None, int | None]:
+            request = backend.requests[-1]
+            return request.messages[0].content, request.reasoning, request.reasoning_budget
 
-    try:
         await core.options.set(own={"chat.reasoning": "on", "chat.reasoning_budget": 50})
         await everything(core.send("First?"))
         core.settings.chat.system_prompt = "Rhyme."  # of new chats, not of this one
         assert asked() == ("Be brief.", True, 50)
-        assert core.chat is not None
         exported = export_chat(core.history.store, core.history.store.chat(core.chat.id))
         assert exported.own == {"chat.reasoning": "on", "chat.reasoning_budget": 50}
         damaged = dict(exported.own) | {"chat.reasoning_budget": -1, "sampling.later": 1, "engine.ctx": 512}
@@ -43,5 +42,3 @@ async def test_a_chat_keeps_its_system_prompt_and_values_of_its_own() -> None:
         core.new_chat()
         await everything(core.send("Second?"))
         assert asked() == ("Rhyme.", None, None)
-    finally:
-        await core.close()

@@ -18,7 +18,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.placement import PlacementChange
-from tests.support.chatting import collect
+from tests.support.chatting import collect, in_use
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +31,10 @@ async def conversation(model: Path) -> AsyncIterator[Conversation]:
     settings.chat.max_tokens = 40
     settings.engine.n_ctx = 2048
     store = ChatStore(paths.chats_db())
-    core = Conversation(settings=settings, backend=LocalBackend(state_dir=paths.kv_dir()), store=store)
-    try:
+    backend = LocalBackend(state_dir=paths.kv_dir())
+    async with in_use(Conversation(settings=settings, backend=backend, store=store)) as core:
         assert isinstance((await collect(core.load_model(model))).events[-1], ModelLoaded)
         yield core
-    finally:
-        await core.close()
 
 
 async def test_the_model_runs_on_other_cores_with_the_chats_cache_and_a_worker_that_dies_changes_nothing(
@@ -51,8 +49,7 @@ async def test_the_model_runs_on_other_cores_with_the_chats_cache_and_a_worker_t
         assert core.settings.engine.cores == str(cpu) and core.model.cpus == (cpu,)
         assert shares[0] == 0.0
         assert [m.role for m in core.messages] == ["user", "assistant"]
-        events = await collect(core.send("and now?"))
-        assert events.timings.cache_n > 40
+        assert (await collect(core.send("and now?"))).timings.cache_n > 40
 
         killed: list[int] = []
 

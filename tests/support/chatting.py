@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import psutil
 
@@ -85,15 +86,28 @@ async def load(backend: Backend, path: Path, **options: object) -> ModelInfo:
     return last.model
 
 
+class _Closes(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closes)
+
+
+@contextlib.asynccontextmanager
+async def in_use(one: C) -> AsyncIterator[C]:
+    """Yield a backend, a conversation or the like, which is closed at the end."""
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
 @contextlib.asynccontextmanager
 async def worker(
     path: Path | None = None, *, state_dir: Path | None = None, **options: object
 ) -> AsyncIterator[LocalBackend]:
     """A real worker process, with `path` loaded when given."""
-    backend = LocalBackend(state_dir=state_dir)
-    try:
+    async with in_use(LocalBackend(state_dir=state_dir)) as backend:
         if path is not None:
             await load(backend, path, **options)
         yield backend
-    finally:
-        await backend.close()

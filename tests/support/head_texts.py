@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from cpuchat.protocol.messages import (
     StateKey,
     TextDelta,
 )
+from tests.support.chatting import in_use
 from tests.support.cores import ON_ONE_CPU
 from tests.support.shapes import word
 
@@ -86,16 +86,6 @@ class _Sides:
         return found
 
 
-@contextlib.asynccontextmanager
-async def _started(model: Path, folder: Path) -> AsyncGenerator[_Sides, None]:
-    sides = _Sides(model, folder)
-    try:
-        await sides.start()
-        yield sides
-    finally:
-        await sides.close()
-
-
 async def compare_texts(
     model: Path, folder: Path, prompts: Iterable[int], sampling: Sampling, *, restart_every: int
 ) -> Texts:
@@ -104,7 +94,8 @@ async def compare_texts(
     go on with the chat. A stopped answer is compared as far as both were written. In every other chat suffix decoding
     drafts, too, and nothing does for the edited message."""
     found = Texts()
-    async with _started(model, folder) as sides:
+    async with in_use(_Sides(model, folder)) as sides:
+        await sides.start()
         for number in prompts:
             usual = _BOTH if number % 2 else _HEAD
 

@@ -14,7 +14,7 @@ from typing import Any
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.config.servers import ServerModel
 from cpuchat.protocol.messages import LoadOptions, ModelLoaded
-from tests.support.chatting import collect
+from tests.support.chatting import collect, in_use
 
 CERTIFICATE = Path(__file__).parent / "certificate.pem"
 """Of 127.0.0.1, with its key; signed by itself."""
@@ -156,14 +156,11 @@ async def remote_server(*, tls: bool = False, **options: Any) -> AsyncIterator[R
 @contextlib.asynccontextmanager
 async def connected(answer: Stream | None = None, **options: Any) -> AsyncIterator[tuple[RemoteServer, RemoteBackend]]:
     """Serve, and connect a backend to the server."""
-    async with remote_server(**({"answer": answer} if answer else {}), **options) as server:
-        backend = RemoteBackend()
+    serving = remote_server(**({"answer": answer} if answer else {}), **options)
+    async with serving as server, in_use(RemoteBackend()) as backend:
         loaded = await collect(backend.load(ServerModel(server.url), LoadOptions()))
         assert isinstance(loaded.events[-1], ModelLoaded), loaded.events
-        try:
-            yield server, backend
-        finally:
-            await backend.close()
+        yield server, backend
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked:

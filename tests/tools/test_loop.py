@@ -146,8 +146,7 @@ async def test_calls_that_cannot_be_made_are_told_and_not_asked_about() -> None:
 async def test_a_tool_that_hangs_is_stopped_and_one_that_floods_is_cut() -> None:
     model = Scripted([LOOK], result="hang")
     model.timeout = 0.01
-    events = await answer(model, User("once"))
-    assert told(events) == ["The tool was stopped: no result after 0 s."]
+    assert told(await answer(model, User("once"))) == ["The tool was stopped: no result after 0 s."]
     (text,) = told(await answer(Scripted([LOOK], result="x" * 50_000), User("once")))
     assert 2_500 < len(text) < 3_200 and "characters left out" in text
 
@@ -214,8 +213,7 @@ async def test_a_model_that_only_calls_answers_without_tools(
 
 async def test_a_small_model_is_told_what_to_do_after_results() -> None:
     model = Scripted([LOOK, MORE], [ToolCall(name="gone")], result="a cat")
-    events = await answer(model, User("chat"), guided=True)
-    assert told(events)[:2] == ["a cat", "a cat"]
+    assert told(await answer(model, User("chat"), guided=True))[:2] == ["a cat", "a cat"]
     first, second, third = (one.content for one in model.requests[-1].messages if one.role == "tool")
     assert first == "a cat" and second.startswith("a cat\n\n[If this answers the question")
     assert third.startswith("There is no tool gone") and "[" not in third

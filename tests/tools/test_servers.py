@@ -20,6 +20,7 @@ from cpuchat.tools import servers as tool_servers
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import Toolbox
 from cpuchat.tools.servers import ToolServer
+from tests.support.chatting import in_use
 
 SUPPORT = Path(__file__).parent.parent / "support"
 LOOK = ToolCall(name="look")
@@ -58,9 +59,8 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", "")
     script = str(SUPPORT / "mcp_server.py")
     server = ToolServer("good", ToolServerConfig(command=sys.executable, args=(script,), env={"GIVEN": "1"}))
-    box = Toolbox([server])
-    assert server.state == "stopped"
-    try:
+    async with in_use(Toolbox([server])) as box:
+        assert server.state == "stopped"
         assert await box.start() == [] and server.state == "running"
         add, *others = box.tools
         assert (add.name, add.source, add.read_only) == ("add", "good", True)
@@ -91,8 +91,6 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
             assert result is not None and result.failed and text in result.text
         _, result = await call(box, ToolCall(name="environment"))
         assert result is not None and "GIVEN=1" in result.text and "SECRET_TOKEN" not in result.text
-    finally:
-        await box.close()
     assert server.state == "stopped"
 
 

@@ -18,7 +18,7 @@ from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
 from cpuchat.tune import measurer
 from cpuchat.tune.tuner import ChoiceResult, Tuner, TuneResult
-from tests.support.chatting import collect
+from tests.support.chatting import collect, in_use
 from tests.support.tuning import make_up_speeds, without_flash_attention
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
@@ -75,8 +75,7 @@ async def test_it_is_used_from_the_next_load_unless_the_user_set_it_and_reverted
 
     chosen = Settings()
     chosen.speculation.drafters = "off"
-    core = Conversation(settings=chosen, backend=LocalBackend(), store=None)
-    try:
+    async with in_use(Conversation(settings=chosen, backend=LocalBackend(), store=None)) as core:
         assert isinstance((await collect(core.load_model(tiny_model))).events[-1], ModelLoaded)
         assert core.in_effect.engine.flash_attn == "off"
         assert core.settings.engine.flash_attn == "auto"
@@ -90,8 +89,6 @@ async def test_it_is_used_from_the_next_load_unless_the_user_set_it_and_reverted
         assert TunedSettings().find(tiny_model) is None
         await collect(core.reload())
         assert core.in_effect == chosen
-    finally:
-        await core.close()
 
 
 async def test_what_the_user_set_is_not_tried(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from cpuchat.config.servers import ServerModel
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import LoadOptions, ModelLoaded, PrefillProgress
 from cpuchat.telemetry.meter import Meter
-from tests.support.chatting import GREEDY, Answer, chat, collect, load
+from tests.support.chatting import GREEDY, Answer, chat, collect, in_use, load
 from tests.support.llama_server import llama_server, metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
@@ -44,8 +44,7 @@ async def connected(url: str) -> RemoteBackend:
 
 async def test_it_answers_as_the_worker_does(demo: str) -> None:
     request = chat("What is cpuchat?", sampling=GREEDY, max_tokens=40)
-    backend = SwitchingBackend()
-    try:
+    async with in_use(SwitchingBackend()) as backend:
         await load(backend, DEMO, n_ctx=2048)
         here = await collect(backend.generate(request))
         assert backend.pid is not None
@@ -58,8 +57,6 @@ async def test_it_answers_as_the_worker_does(demo: str) -> None:
         assert there.finished.stop_reason == here.finished.stop_reason
         await load(backend, DEMO, n_ctx=2048)
         assert (await collect(backend.generate(request))).text == here.text
-    finally:
-        await backend.close()
 
 
 async def test_figures_are_the_servers(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,7 @@ def test_progress_of_the_prompt_is_reported_once_each() -> None:
     first = one.add(Chunk(figures={"processed": 50, "total": 100, "cache_n": 10}), 100.1)
     assert first == [PrefillProgress(request_id=1, processed=50, total=100, cache_n=10)]
     assert (one.timings(7).cache_n, one.timings(7).prompt_n, one.timings(7).n_past) == (10, 40, 50)  # if stopped now
-    done = one.add(Chunk(figures={"processed": 100, "total": 100, "cache_n": 10}), 100.2)
-    assert len(done) == 1
+    assert len(one.add(Chunk(figures={"processed": 100, "total": 100, "cache_n": 10}), 100.2)) == 1
     assert one.add(Chunk(content="x", figures=reported(1, 0.1)), 100.3) == []
 
 
