@@ -21,9 +21,8 @@ QUICK = {"hardware": {"probe": False}, "speculation": {"drafters": "off"}}
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal([], columns=120, rows=40, home=tmp_path)
-    yield terminal
-    terminal.close()
+    with contextlib.closing(Terminal([], columns=120, rows=40, home=tmp_path)) as terminal:
+        yield terminal
 
 
 def stored() -> list[tuple[str, str, str]]:
@@ -70,8 +69,7 @@ def test_killed_app_keeps_the_text_and_its_worker_goes_too(tiny_model: Path, tmp
     family = [app, *app.children(recursive=True)]
     assert len(family) > 1
     app.kill()
-    _, alive = psutil.wait_procs(family, timeout=180)
-    assert not alive
+    assert not psutil.wait_procs(family, timeout=180)[1]
     assert [row[0] for row in stored()] == ["user", "assistant"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -27,12 +28,9 @@ def leave(terminal: Terminal) -> None:
     terminal.wait_until(lambda text: "next prompt" not in text, "the chat")
 
 
-def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_its_model(
-    tmp_path: Path,
-) -> None:
+def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_its_model(tmp_path: Path) -> None:
     settings.update({**SHORT, "engine": {"cores": "auto"}})
-    terminal = Terminal(["compare", "demo", "demo-q4"], columns=160, rows=40, home=tmp_path)
-    try:
+    with contextlib.closing(Terminal(["compare", "demo", "demo-q4"], columns=160, rows=40, home=tmp_path)) as terminal:
         terminal.wait_for("Prompt for both")
         terminal.type("What is quantization?")
         terminal.press("enter")
@@ -52,5 +50,3 @@ def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_
         terminal.wait_until(lambda text: len(workers(terminal)) == 1, "the chat's worker alone")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
-    finally:
-        terminal.close()

@@ -35,11 +35,9 @@ EVERYWHERE = ("handler", "worker", "thread", "render", "styles")
 def opened(*arguments: str | Path, home: Path, **terminal_is: Any) -> Iterator[Terminal]:
     settings.update(QUICK)
     size = {"columns": 100, "rows": 30}
-    terminal = Terminal([str(argument) for argument in arguments], home=home, **{**size, **terminal_is})
-    try:
+    words = [str(argument) for argument in arguments]
+    with contextlib.closing(Terminal(words, home=home, **{**size, **terminal_is})) as terminal:
         yield terminal
-    finally:
-        terminal.close()
 
 
 def family(terminal: Terminal) -> list[psutil.Process]:
@@ -47,13 +45,13 @@ def family(terminal: Terminal) -> list[psutil.Process]:
     return [app, *app.children(recursive=True)]
 
 
-def check_given_back(terminal: Terminal, modes: list[object]) -> None:
+def check_given_back(terminal: Terminal) -> None:
     """Assert that the program has ended and its terminal is restored."""
     raw = bytes(terminal.raw)
     for on, off in MODES:
         assert raw.rfind(f"\x1b[{off}".encode()) > raw.rfind(f"\x1b[{on}".encode()), off
     assert b"Traceback" not in raw
-    assert terminal.last_modes == modes
+    assert terminal.last_modes == terminal.first_modes
 
 
 def check_kept(members: list[psutil.Process]) -> None:
@@ -105,16 +103,14 @@ def test_an_error_anywhere_is_one_line(tmp_path: Path) -> None:
     with answering("An answer.") as url:
         for where in EVERYWHERE:
             with opened("--server", url, home=tmp_path, command=BREAKING) as terminal:
-                modes = terminal.modes
                 terminal.wait_for("Enter sends")
                 break_in(terminal, where)
                 assert terminal.wait_for_end() == 1
-                check_given_back(terminal, modes)
+                check_given_back(terminal)
                 told = last_lines(terminal)
                 assert "cpuchat: internal error (" in told and "Your chat is saved. Log:" in told
                 assert "Fault: made by a test" in told or where == "styles"
-    logs = sorted(paths.log_dir().glob("app-*.log"))
-    assert "made by a test" in logs[0].read_text()
+    assert "made by a test" in sorted(paths.log_dir().glob("app-*.log"))[0].read_text()
 
 
 def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tmp_path: Path) -> None:
@@ -136,42 +132,38 @@ def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tm
 
 def test_an_error_while_leaving_is_one_line(tmp_path: Path) -> None:
     with answering("An answer.") as url, opened("--server", url, home=tmp_path, command=BREAKING) as terminal:
-        modes = terminal.modes
         terminal.wait_for("Enter sends")
         break_in(terminal, "leaving")
         terminal.wait_for("fails when left")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 1
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
         assert "Fault: made by a test" in last_lines(terminal)
 
 
 def test_a_signal_while_streaming_ends_in_order(tiny_model: Path, tmp_path: Path) -> None:
     """SIGTERM; each of the others is sent in a test below."""
     with opened("--model", tiny_model, home=tmp_path) as terminal:
-        modes = terminal.modes
         terminal.wait_for("tiny F32")
         ask(terminal, "say something long")
         members = family(terminal)
         os.kill(terminal.pid, signal.SIGTERM)
         assert terminal.wait_for_end() == 128 + signal.SIGTERM
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
         assert "cpuchat: killed by SIGTERM. Your chat is saved." in last_lines(terminal)
         check_kept(members)
 
 
 def test_a_signal_during_the_start_ends_in_order(tiny_model: Path, tmp_path: Path) -> None:
     with opened("--model", tiny_model, home=tmp_path) as terminal:
-        modes = terminal.modes
         terminal.wait_until(lambda _: b"\x1b[?1049h" in terminal.raw, "the alternate screen")
         os.kill(terminal.pid, signal.SIGINT)
         assert terminal.wait_for_end() == 128 + signal.SIGINT
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
 
 
 def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: Path) -> None:
     with opened("--model", tiny_model, home=tmp_path, command=BREAKING) as terminal:
-        modes = terminal.modes
         terminal.wait_for("tiny F32")
         break_in(terminal, "loop")
         terminal.wait_for("stuck now")
@@ -180,7 +172,7 @@ def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: P
             os.kill(terminal.pid, number)
         # Which of two signals at once comes second is the kernel's choice.
         assert terminal.wait_for_end() in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
         assert not psutil.wait_procs(members, timeout=180)[1]
 
 
@@ -195,8 +187,8 @@ def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Pat
 
 def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path: Path) -> None:
     settings.update(QUICK)
-    shell = Terminal([], columns=100, rows=30, home=tmp_path, command=("bash", "--norc", "--noprofile", "-i"))
-    try:
+    bash = ("bash", "--norc", "--noprofile", "-i")
+    with contextlib.closing(Terminal([], columns=100, rows=30, home=tmp_path, command=bash)) as shell:
         shell.type(f"PS1='ready$ '; {sys.executable} -m cpuchat.cli.main --model {tiny_model}\r")
         shell.wait_for("tiny F32")
         ask(shell, "say something long")
@@ -220,15 +212,12 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         shell.wait_for("Stopped")
         shell.type("kill %1\r")  # as it lies there stopped
         check_kept(members)
-    finally:
-        shell.close()
 
 
 def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quitting(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     with opened("--model", tiny_model, home=tmp_path) as terminal:
-        modes = terminal.modes
         app = psutil.Process(terminal.pid)
         while not (workers := [one for one in app.children() if "cpuchat.worker" in one.cmdline()]):
             pass
@@ -237,32 +226,30 @@ def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quit
         members = family(terminal)
         terminal.press("ctrl+c", "ctrl+c", "ctrl+c")
         assert terminal.wait_for_end() == 0
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
         assert not psutil.wait_procs(members, timeout=180)[1]
 
 
 def test_a_terminal_that_tells_little_is_used_as_one_of_80_by_24(tiny_model: Path, tmp_path: Path) -> None:
     little = {"term": "dumb", "columns": 0, "rows": 0}
     with opened("--model", tiny_model, home=tmp_path, **little) as terminal:
-        modes = terminal.modes
         terminal.wait_for("Enter sends")
         members = family(terminal)
         os.kill(terminal.pid, signal.SIGQUIT)
         assert terminal.wait_for_end() == 128 + signal.SIGQUIT
         assert "cpuchat: killed by SIGQUIT" in last_lines(terminal)
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
         assert not psutil.wait_procs(members, timeout=180)[1]
 
 
 def test_quitting_does_not_wait_for_a_long_answer_to_be_shown(tmp_path: Path) -> None:
     with answering("`\n" * 20_000) as url, opened("--server", url, home=tmp_path) as terminal:
-        modes = terminal.modes
         terminal.wait_for("Enter sends")
         ask(terminal, "go")
         terminal.type("zq")
         terminal.wait_for("zq")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
-        check_given_back(terminal, modes)
+        check_given_back(terminal)
         (_, answer) = stored()
         assert answer[1].startswith("`\n`\n") and answer[2] == "cancelled"

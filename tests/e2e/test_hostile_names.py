@@ -3,6 +3,7 @@ through."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -95,8 +96,7 @@ def visit(terminal: Terminal, key: str, shown: str) -> None:
 
 
 def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) -> None:
-    terminal = Terminal(["--model", str(hostile)], columns=160, rows=45, home=tmp_path)
-    try:
+    with contextlib.closing(Terminal(["--model", str(hostile)], columns=160, rows=45, home=tmp_path)) as terminal:
         terminal.wait_for("Themes skipped")  # passes by; the model is loaded meanwhile
         terminal.wait_for("0/4k ctx")
         terminal.wait_for("name␛]52;c;cHduZWQ=")  # the status line
@@ -139,8 +139,6 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.wait_until(lambda screen: "Shadow␛" not in screen and "Q8_0" in screen, "the repository")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
-    finally:
-        terminal.close()
     assert_harmless(bytes(terminal.raw))
 
 

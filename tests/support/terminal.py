@@ -39,10 +39,6 @@ KEYS = {
 }
 
 
-def _heed_quit() -> None:
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-
-
 class Terminal:
     """`columns` × `rows` cells. Every wait is for something to be on the screen, never for a time."""
 
@@ -80,8 +76,9 @@ class Terminal:
             env=environment,
             timeout=None,
             # A shell's background jobs ignore it, and so do the tests in one; a program in a terminal does not.
-            preexec_fn=_heed_quit,
+            preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
         )
+        self.first_modes = self.modes
 
     @property
     def pid(self) -> int:

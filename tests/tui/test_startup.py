@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.terminal import Terminal
 # Runs the program and writes the names of the loaded modules to a file as soon as the first frame is painted.
 _WATCHED = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from cpuchat.cli.main import main
 from cpuchat.tui.chat.screen import ChatScreen
@@ -43,11 +45,8 @@ _LATER = {
 def test_the_first_frame_waits_for_nothing_that_it_does_not_show(tmp_path: Path) -> None:
     file = tmp_path / "modules"
     command = [sys.executable, "-c", _WATCHED.format(file=str(file))]
-    terminal = Terminal([], columns=120, rows=40, home=tmp_path, command=command)
-    try:
+    with closing(Terminal([], columns=120, rows=40, home=tmp_path, command=command)) as terminal:
         terminal.wait_until(lambda text: file.is_file() and "ctx" in text, "a loaded model")
-    finally:
-        terminal.close()
     loaded = set(file.read_text().split())
     assert "textual" in loaded
     assert sorted(_LATER & loaded) == []
