@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.trees import make_tree
 
+Machine = Callable[[str], Topology]
+
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Topology]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """The topology of a tree of `trees.NAMES`, written and read once."""
-    known: dict[str, Topology] = {}
-
-    def get(name: str) -> Topology:
-        if name not in known:
-            known[name] = read_topology(make_tree(tmp_path_factory.mktemp("machine"), name))
-        return known[name]
-
-    return get
+    return cache(lambda name: read_topology(make_tree(tmp_path_factory.mktemp("machine"), name)))

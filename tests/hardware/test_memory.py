@@ -82,13 +82,10 @@ def test_memory_of_some_nodes(tmp_path: Path) -> None:
     assert memory.available_on((0,), tmp_path / "nowhere") is None
 
 
-def test_quota_version_2_takes_the_tightest_ancestor(tmp_path: Path) -> None:
+def test_quota_version_2_takes_the_tightest_ancestor_and_in_a_container_what_is_visible(tmp_path: Path) -> None:
     root = v2(tmp_path, "/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000", "cpu.max": "800000 100000"})
     assert cpu_quota(root) == 2.5
-
-
-def test_quota_in_a_container_whose_path_is_not_visible(tmp_path: Path) -> None:
-    root = v2(tmp_path, "/docker/0123", {"cpu.max": "150000 100000"})
+    root = v2(tmp_path / "container", "/docker/0123", {"cpu.max": "150000 100000"})
     assert cpu_quota(root) == 1.5
 
 

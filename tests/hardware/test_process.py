@@ -17,9 +17,7 @@ def test_threads_and_pages_of_this_process() -> None:
     [found] = thread_cpus(os.getpid(), [threading.get_native_id()])
     assert found.allowed == tuple(sorted(os.sched_getaffinity(0)))
     assert found.ran_on in found.allowed
-    pages = memory_pages(os.getpid())
-    assert pages is not None
-    assert pages.resident > 1 << 20
+    assert memory_pages(os.getpid()).resident > 1 << 20
 
 
 def test_made_up_processes(tmp_path: Path) -> None:
@@ -62,7 +60,6 @@ def test_private_and_shared_are_told_apart(tmp_path: Path) -> None:
         assert child.stdout.readline()
         after = process_memory(child.pid)
         child.stdin.close()
-    assert before is not None and after is not None
     assert 1 << 20 < before.private < 32 << 20
     assert after.private - before.private >= 32 << 20
     assert after.shared - before.shared >= 32 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import Instructions, L3Group, Topology, instructions, read_topology
 from cpuchat.present.machine import nodes_words
 from cpuchat.telemetry.units import gigabytes
+from tests.hardware.conftest import Machine
 from tests.hardware.knob_files import TOPOLOGY
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, server, status, write
 from tests.hardware.trees import Machine as Server
 
 MIB = 1 << 20
-Machine = Callable[[str], Topology]
 
 
 def check_consistent(topology: Topology) -> None:

@@ -12,6 +12,8 @@ from cpuchat.measure import peak
 from cpuchat.measure.peak import ReadBandwidth
 from tests.hardware.trees import make_tree, write
 
+Tree = Callable[[str], Path]
+
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
@@ -20,7 +22,7 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="package")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """Return machines of `trees` that no test changes, each written once."""
     return lru_cache(lambda name: make_tree(tmp_path_factory.mktemp("trees"), name))
 

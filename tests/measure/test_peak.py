@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from cpuchat.measure.peak import ReadBandwidth
 from cpuchat.telemetry.machine import ROUGH, Peak
 from cpuchat.tui.hardware.screen import MachineReader
 from tests.hardware.trees import make_tree
+from tests.measure.conftest import Tree
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def test_the_best_beside_other_programs_is_the_least_until_a_measurement_alone(s
     assert peak.keep(read(20), root=small) == peak.known((0, 1), root=small) == Peak(20e9, (0, 1))
 
 
-def test_slices_are_together_what_one_measurement_is(small: Path, tree: Callable[[str], Path]) -> None:
+def test_slices_are_together_what_one_measurement_is(small: Path, tree: Tree) -> None:
     root, rates = tree("2x-epyc-7543"), [1e9 * (7 * n % 15 + 20) for n in range(15)]
     peak.keep(ReadBandwidth((0, 1), max(rates), tuple(rates), (1.0,) * 15), root=small)
     for some, share in ((rates[:3], 1.0), ([60e9], 0.4), *((rates[n : n + 3], 1.0) for n in range(3, 15, 3))):
@@ -62,15 +63,14 @@ def test_slices_are_together_what_one_measurement_is(small: Path, tree: Callable
 
 @pytest.mark.parametrize(("name", "measured"), [("epyc-9354", 367), ("2x-epyc-7543", 340), ("vm-without-caches", 26)])
 def test_what_such_cpus_usually_read_is_an_estimate_until_something_is_measured(
-    tree: Callable[[str], Path], name: str, measured: float
+    tree: Tree, name: str, measured: float
 ) -> None:
     root = tree(name)
     cpus = tuple(core.cpus[0] for core in read_topology(root).cores)
     estimate = peak.expected(cpus, root=root)
     assert estimate is not None and estimate.estimated
     assert abs(estimate.bytes_per_s / 1e9 / measured - 1) <= ROUGH
-    one = peak.expected(cpus[:1], root=root)
-    assert one is not None and one.bytes_per_s < estimate.bytes_per_s
+    assert peak.expected(cpus[:1], root=root).bytes_per_s < estimate.bytes_per_s
     peak.keep(ReadBandwidth(cpus, 1e9, (1e9,), (0.5,)), root=root)
     assert peak.expected(cpus, root=root) == Peak(1e9, cpus, at_least=True)
 
@@ -87,7 +87,7 @@ def test_a_busy_core_is_noticed(small: Path) -> None:
             busy.kill()
 
 
-def test_another_machine_has_other_peaks(tmp_path: Path, tree: Callable[[str], Path]) -> None:
+def test_another_machine_has_other_peaks(tmp_path: Path, tree: Tree) -> None:
     one, other = make_tree(tmp_path, "epyc-9354"), tree("2x-epyc-7543")
     peak.keep(read(30), root=one)
     assert peak.known((0, 1), root=one) and peak.known((0, 1), root=other) is None
@@ -96,7 +96,7 @@ def test_another_machine_has_other_peaks(tmp_path: Path, tree: Callable[[str], P
     assert peak.known((0, 1), root=one) is None
 
 
-def test_policies_count_only_where_there_are_nodes(tree: Callable[[str], Path]) -> None:
+def test_policies_count_only_where_there_are_nodes(tree: Tree) -> None:
     one, two = tree("epyc-9354"), tree("2x-epyc-7543")
     for root in (one, two):
         peak.keep(read(30), "interleave:0-1", root=root)
@@ -105,9 +105,7 @@ def test_policies_count_only_where_there_are_nodes(tree: Callable[[str], Path]) 
     assert peak.known((0, 1), "local", root=two) is None
 
 
-def test_a_survey_is_of_a_core_an_l3_group_and_all_cores(
-    tree: Callable[[str], Path], measured: list[tuple[int, ...]]
-) -> None:
+def test_a_survey_is_of_a_core_an_l3_group_and_all_cores(tree: Tree, measured: list[tuple[int, ...]]) -> None:
     root = tree("epyc-9354")
     found = surveyed(root)
     assert [found[name].cpus for name in ("one_core", "l3_group", "all_cores")] == [
@@ -123,7 +121,7 @@ def test_a_survey_is_of_a_core_an_l3_group_and_all_cores(
     assert {cpu for cpus in measured for cpu in cpus} == {8, 9}
 
 
-def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
+def test_a_survey_of_another_policy_is_not_shown(tree: Tree, measured: list[tuple[int, ...]]) -> None:
     root = tree("2x-epyc-7543")
     found = surveyed(root, policy="bind:0")
     reader = MachineReader(root)
@@ -135,13 +133,13 @@ def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], me
 
 
 @pytest.mark.parametrize("name", ["vm-without-caches", "garbage", "hybrid-desktop"])
-def test_every_machine_can_be_surveyed(tree: Callable[[str], Path], measured: list[tuple[int, ...]], name: str) -> None:
+def test_every_machine_can_be_surveyed(tree: Tree, measured: list[tuple[int, ...]], name: str) -> None:
     found = surveyed(tree(name))
     assert found["one_core"].cpus[0] in found["all_cores"].cpus
 
 
 def test_slices_measure_each_set_as_often_and_are_kept_as_they_come(
-    tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside another program, the best slice is the least that these cores read."""
     root, rates = tree("epyc-9354"), iter(range(10, 90))
@@ -158,7 +156,7 @@ def test_slices_measure_each_set_as_often_and_are_kept_as_they_come(
 
 
 def test_an_incomplete_measurement_replaces_no_whole_one_and_is_not_called_disturbed(
-    tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, rates, shares = tree("epyc-9354p-nps4"), itertools.count(10), itertools.repeat(1.0)
 
@@ -182,9 +180,7 @@ def test_an_incomplete_measurement_replaces_no_whole_one_and_is_not_called_distu
     assert measured() == Peak(32e9, (0, 1), at_least=True)
 
 
-def test_f12_measures_and_shows_the_cores_of_the_loaded_model(
-    tree: Callable[[str], Path], measured: list[tuple[int, ...]]
-) -> None:
+def test_f12_measures_and_shows_the_cores_of_the_loaded_model(tree: Tree, measured: list[tuple[int, ...]]) -> None:
     """It may be tuned to others than those of the settings."""
     reader, on = MachineReader(tree("epyc-9354")), ((8, 9), "local")
     before = reader.facts(PlacementSpec(), on)

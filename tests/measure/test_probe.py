@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,8 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.measure import peak
 from cpuchat.measure.peak import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from tests.hardware.trees import write
+from tests.measure.conftest import Tree
+from tests.support.cores import no_stacks
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +98,6 @@ def test_a_library_that_is_none_of_ours_is_said(content: str, monkeypatch: pytes
 
 
 def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
-    """They take the limit at the start of the process for their stacks."""
-
     def limited(*command: Any, **more: Any) -> subprocess.Popen[Any]:
         return popen(*command, preexec_fn=no_stacks, **more)
 
@@ -107,10 +105,6 @@ def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, small: 
     monkeypatch.setattr(subprocess, "Popen", limited)
     with pytest.raises(ProbeFailed, match="no more threads may be started"):
         short(root=small)
-
-
-def no_stacks() -> None:
-    resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))
 
 
 def test_little_memory_says_so_and_measures_nothing(tmp_path: Path) -> None:
@@ -158,7 +152,7 @@ def test_the_policy_reaches_the_launcher_and_a_refused_one_is_no_failure(
     ("name", "cpus", "times"),
     [("epyc-9354", (0,), 8), ("epyc-9354", tuple(range(32)), 8), ("2x-epyc-7543", tuple(range(64)), 7)],
 )
-def test_no_cache_holds_what_is_read(tree: Callable[[str], Path], name: str, cpus: tuple[int, ...], times: int) -> None:
+def test_no_cache_holds_what_is_read(tree: Tree, name: str, cpus: tuple[int, ...], times: int) -> None:
     root = tree(name)
     each = buffer_bytes(cpus, root)
     assert each * len(cpus) <= 3_900_000_000

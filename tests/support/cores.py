@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Final
 
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -15,3 +16,8 @@ ONE_CPU: Final = (own_cpus()[_PROCESS % len(own_cpus())],)
 processes on the same CPU would leave the others idle."""
 
 ON_ONE_CPU: Final = PlacementSpec(cores=str(ONE_CPU[0]))
+
+
+def no_stacks() -> None:
+    """Let this process start no more threads: they take the limit at the start of the process for their stacks."""
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))

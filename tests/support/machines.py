@@ -24,17 +24,11 @@ from cpuchat.protocol.messages import AnyEvent, Failed, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import NO_PEAKS, Bandwidth, MachineSample, Peak, Peaks, Power
 from cpuchat.tui.hardware.screen import Computing, MachineReader
-from tests.support.costs import work_of_size
+from tests.support import scripted_backend
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 
-WORK = work_of_size(1_646_572_928, 28_672)
-ON_8_CORES = msgspec.structs.replace(MODEL, cpus=tuple(range(8)), work=WORK, peak_read=0.0)
-WITH_DRAFT = msgspec.structs.replace(
-    ON_8_CORES,
-    draft="Qwen2.5-0.5B-Instruct",
-    draft_quantization="Q8_0",
-    draft_work=work_of_size(531_000_000, 12_288),
-)
+ON_8_CORES = msgspec.structs.replace(MODEL, cpus=tuple(range(8)), peak_read=0.0)
+WITH_DRAFT = msgspec.structs.replace(scripted_backend.WITH_DRAFT, cpus=ON_8_CORES.cpus, peak_read=0.0, pass_ms=())
 
 
 def on(topology: Topology, model: ModelInfo = ON_8_CORES) -> ModelInfo:

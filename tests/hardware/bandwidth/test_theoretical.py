@@ -37,8 +37,7 @@ def test_what_is_not_known_is_none(tmp_path: Path, tree: str) -> None:
     ],
 )
 def test_usual_memory(model: str, gigabytes: float) -> None:
-    found = theoretical(Topology(model=model))
-    assert found is not None and found.bytes_per_s == pytest.approx(1e9 * gigabytes)
+    assert theoretical(Topology(model=model)).bytes_per_s == pytest.approx(1e9 * gigabytes)
 
 
 @pytest.mark.parametrize("model", ["", "AMD EPYC", "AMD EPYC-Rome Processor", "AMD Ryzen 7 7840U", "Apple M2"])

@@ -51,11 +51,8 @@ def test_a_program_runs_under_the_policy(mode: str) -> None:
     assert told["memory"] == words
     assert told["refused"] == ""
     assert told["argv"] == ["--memory", "a b"]
-    assert told["env"] == {"CPUCHAT_MEMORY": words, **_own_folders()}
-
-
-def _own_folders() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("CPUCHAT_")}
+    own_folders = {name: value for name, value in os.environ.items() if name.startswith("CPUCHAT_")}
+    assert told["env"] == {"CPUCHAT_MEMORY": words, **own_folders}
 
 
 def test_it_becomes_the_program_and_keeps_the_process_and_programs_of_the_program_inherit_the_policy() -> None:

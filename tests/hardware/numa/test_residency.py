@@ -68,7 +68,6 @@ def holder(weights: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(weights)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     yield process
     process.stdin.close()
@@ -92,9 +91,7 @@ def line(path: Path, policy: str = "default", **pages: int) -> str:
 
 def stayed(path: Path) -> bool:
     """Whether the file is still in memory: the kernel may take some of its pages where memory is short."""
-    resident = resident_bytes(path)
-    assert resident is not None
-    return resident > SIZE // 2
+    return resident_bytes(path) > SIZE // 2
 
 
 def test_a_recorded_process(tmp_path: Path) -> None:
@@ -104,7 +101,6 @@ def test_a_recorded_process(tmp_path: Path) -> None:
     assert {region.policy for region in regions} == {"weighted interleave:0-1"}
     assert [region.file for region in regions][2:5] == ["/anon_hugepage", "", str(odd)]
     found = read_residency(7, [odd], root)
-    assert found is not None
     assert found.weights == {0: 193 * 4096, 1: 63 * 4096}
     assert found.large == {0: 54 * MIB, 1: 18 * MIB}
     assert found.policy == "weighted interleave:0-1"
@@ -113,13 +109,11 @@ def test_a_recorded_process(tmp_path: Path) -> None:
 
 def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
     found = read_residency(holder.pid, [weights])
-    assert found is not None
     assert sum(found.weights.values()) == SIZE
     assert 80 * MIB <= sum(found.large.values()) < 90 * MIB
     assert sum(found.other.values()) > MIB
     assert found.policy
     assert " % on node " in found.words()
-    assert holder.stdin is not None
     holder.stdin.close()
     holder.wait()
     assert read_residency(holder.pid) is None
@@ -128,9 +122,7 @@ def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
 def test_a_file_is_in_memory_until_it_is_dropped(weights: Path) -> None:
     """It was just written: its pages are not on the disk yet either."""
     assert stayed(weights)
-    nodes = resident_nodes(weights)
-    assert nodes is not None
-    assert sum(nodes.values()) == pytest.approx(resident_bytes(weights), rel=0.001)
+    assert sum(resident_nodes(weights).values()) == pytest.approx(resident_bytes(weights), rel=0.001)
     assert evict(weights)
     assert resident_bytes(weights) == 0
     assert resident_nodes(weights) == {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from cpuchat.config.settings import Settings
@@ -18,9 +16,8 @@ from cpuchat.hardware.placement.placement import (
     place,
 )
 from cpuchat.hardware.topology import Topology
+from tests.hardware.conftest import Machine
 from tests.hardware.trees import NAMES
-
-Machine = Callable[[str], Topology]
 
 
 def named(topology: Topology) -> dict[str, PlacementCandidate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from cpuchat.base.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.cores import BusyCores, allowed_part, choose_cores
 from cpuchat.hardware.topology import Core, Topology
+from tests.hardware.conftest import Machine
 from tests.hardware.trees import write
-
-Machine = Callable[[str], Topology]
 
 
 def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:

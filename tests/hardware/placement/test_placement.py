@@ -4,7 +4,6 @@ nothing there."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +13,12 @@ from cpuchat.config.settings import Settings
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.placement import PlacementError, PlacementSpec, check_given, place
 from cpuchat.hardware.sysfs import Node
-from cpuchat.hardware.topology import Core, Topology, read_topology
-from tests.hardware.trees import make_tree
+from cpuchat.hardware.topology import Core, Topology
+from tests.hardware.conftest import Machine
 
 
-@pytest.fixture
-def topology(tmp_path: Path) -> Topology:
-    """A machine of 32 cores in eight L3 groups."""
-    return read_topology(make_tree(tmp_path, "epyc-9354"))
-
-
-def test_words_become_cores_and_nodes(tmp_path: Path) -> None:
-    topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
+def test_words_become_cores_and_nodes(machine: Machine) -> None:
+    topology = machine("2x-epyc-7543")
     found = place(topology, PlacementSpec())
     assert (found.cpus, found.memory_policy.words) == (tuple(range(64)), "interleave:0-1")
     assert place(topology, PlacementSpec(cores="socket:1")).cpus == tuple(range(32, 64))
@@ -41,9 +34,9 @@ def test_words_become_cores_and_nodes(tmp_path: Path) -> None:
         (PlacementSpec(threads=33), "threads", "Cannot use 33 threads"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_part(topology: Topology, spec: PlacementSpec, part: str, says: str) -> None:
+def test_what_is_wrong_is_told_by_its_part(machine: Machine, spec: PlacementSpec, part: str, says: str) -> None:
     with pytest.raises(PlacementError) as caught:
-        place(topology, spec)
+        place(machine("epyc-9354"), spec)
     ((name, problem),) = caught.value.problems.items()
     assert name == part and says in problem and str(caught.value) == problem
 
@@ -95,9 +88,9 @@ SAVED = [
 
 @pytest.mark.parametrize(("spec", "used", "notes"), SAVED)
 def test_settings_of_another_machine_use_what_is_allowed_here(
-    tmp_path: Path, spec: PlacementSpec, used: str, notes: list[str]
+    machine: Machine, spec: PlacementSpec, used: str, notes: list[str]
 ) -> None:
-    container = read_topology(make_tree(tmp_path, "container"))
+    container = machine("container")
     found = place(container, replace(spec, is_saved=True))
     told = [note for note in found.notes if "→" in note]
     assert told == notes
@@ -118,9 +111,9 @@ def test_settings_of_another_machine_use_what_is_allowed_here(
     ],
 )
 def test_what_is_given_for_this_run_is_used_or_refused(
-    tmp_path: Path, spec: PlacementSpec, names: list[str], message: str
+    machine: Machine, spec: PlacementSpec, names: list[str], message: str
 ) -> None:
-    container = read_topology(make_tree(tmp_path, "container"))
+    container = machine("container")
     spec = replace(spec, is_saved=True)
     if not message:
         check_given(container, spec, names)
