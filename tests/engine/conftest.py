@@ -15,6 +15,8 @@ from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS, Chat
 from tests.support.tiny_gguf import write_tiny_gguf
 
+Load = Callable[..., Model]
+
 
 class _KeptHelper(TemplateHelper):
     """Renders for one engine after the other: its process takes longer to start than these models to load."""
@@ -46,7 +48,7 @@ def abort() -> AbortFlag:
 
 
 @pytest.fixture
-def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
+def load(abort: AbortFlag) -> Iterator[Load]:
     """Load models and free them after the test."""
     models: list[Model] = []
 
@@ -76,7 +78,7 @@ def _kept_abort() -> AbortFlag:
 
 
 @pytest.fixture
-def reuse(_kept_models: list[tuple[object, Model]], _kept_abort: AbortFlag) -> Callable[..., Model]:
+def reuse(_kept_models: list[tuple[object, Model]], _kept_abort: AbortFlag) -> Load:
     """Load as `load`, or return, cleared, what an earlier test of the file loaded: for tests of answers, not of loads.
     Their file's `abort` is `_kept_abort`."""
     taken: list[Model] = []
@@ -97,7 +99,7 @@ def reuse(_kept_models: list[tuple[object, Model]], _kept_abort: AbortFlag) -> C
 
 
 @pytest.fixture
-def model(load: Callable[..., Model], tiny_model: Path) -> Model:
+def model(load: Load, tiny_model: Path) -> Model:
     return load(tiny_model)
 
 

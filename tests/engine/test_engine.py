@@ -100,8 +100,7 @@ def test_a_larger_context_is_advised_where_the_model_has_one(chat: Chat, tiny_mo
 def test_raw_prompt(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
     assert chat.ask(prompt="abc").prompt_n == 3
-    first = chat.text
-    assert chat.ask(prompt="abc" + first + "!").prompt_n <= 2
+    assert chat.ask(prompt="abc" + chat.text + "!").prompt_n <= 2
     chat.request(prompt="")
     assert chat.failure.code == "usage"
     chat.request()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gguf
 
-from tests.support.tiny_layers import Layers
+from tests.support.tiny_layers import Layers, add_sizes
 
 WINDOW = 32
 """Gemma 3: tokens that every second layer attends to, unless told otherwise; the others attend to all."""
@@ -14,13 +14,7 @@ EXPERTS, USED = 8, 2
 
 
 def gemma3(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    head = n_embd // n_head
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv(n_head)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_feed_forward_length(n_ff)
-    writer.add_rope_dimension_count(head)
+    add_sizes(writer, n_embd, n_head, n_ff, names_heads=True)
     writer.add_sliding_window_pattern([i % 2 == 0 for i in range(n_layer)])
     for i in range(n_layer):
         for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support import tiny_attention
-from tests.support.tiny_layers import D_CONV, D_STATE, DELTA, DT_RANK, Layers
+from tests.support.tiny_layers import D_CONV, D_STATE, DELTA, DT_RANK, Layers, add_sizes
 
 Architecture = Literal["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3", "deepseek2"]
 
@@ -135,10 +135,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def _llama(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv(n_head)
-    writer.add_feed_forward_length(n_ff)
-    writer.add_rope_dimension_count(n_embd // n_head)
+    add_sizes(writer, n_embd, n_head, n_ff)
     for i in range(n_layer):
         layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
         layers.ones(f"blk.{i}.ffn_norm.weight", n_embd)
@@ -200,14 +197,8 @@ def _nemotron_h(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: i
 
 def _qwen35(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
     """Add layers; every second one has attention."""
-    head = n_embd // n_head
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv(n_head)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_feed_forward_length(n_ff)
-    writer.add_rope_dimension_count(head)
-    writer.add_rope_dimension_sections([head // 2, 0, 0, 0])
+    add_sizes(writer, n_embd, n_head, n_ff, names_heads=True)
+    writer.add_rope_dimension_sections([n_embd // n_head // 2, 0, 0, 0])
     writer.add_full_attention_interval(2)
     writer.add_ssm_conv_kernel(D_CONV)
     writer.add_ssm_inner_size(layers.delta_heads * layers.delta_dim)

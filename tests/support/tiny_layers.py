@@ -17,6 +17,17 @@ _OUTPUTS = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight", "out_proj
 _SLOWER = 0.05
 
 
+def add_sizes(writer: gguf.GGUFWriter, n_embd: int, n_head: int, n_ff: int, *, names_heads: bool = False) -> None:
+    """Add the sizes of a model in which every layer has as many heads; some have to say how large a head is."""
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_rope_dimension_count(n_embd // n_head)
+    if names_heads:
+        writer.add_key_length(n_embd // n_head)
+        writer.add_value_length(n_embd // n_head)
+
+
 class Layers:
     """Adds the tensors of one layer at a time to `writer`. `delta` is as `DELTA`, `gain` as of `write_tiny_gguf`."""
 

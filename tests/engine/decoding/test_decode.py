@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cpuchat.engine.decoding.decode import PrefillChunking
 from cpuchat.engine.llama.model import Model
 from cpuchat.protocol.messages import Sampling
+from tests.engine.conftest import Load
 from tests.support.pairs import Said, Talker
 from tests.support.prefilling import prefilled
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -51,7 +51,7 @@ def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
     assert answer.text == b"".join(map(model.vocab.piece, expected)).decode()
 
 
-def test_same_seed_gives_the_same_text(load: Callable[..., Model], tiny_model: Path) -> None:
+def test_same_seed_gives_the_same_text(load: Load, tiny_model: Path) -> None:
     sampling = Sampling(seed=5, temperature=1.2, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5)
     talker = Talker(load(tiny_model))
     first = talker.say(PROMPT, sampling=sampling, max_tokens=60)
@@ -87,7 +87,7 @@ def test_stop_string_is_never_shown(model: Model) -> None:
     assert answer.text == whole
 
 
-def test_end_of_generation(load: Callable[..., Model], tmp_path: Path) -> None:
+def test_end_of_generation(load: Load, tmp_path: Path) -> None:
     model = load(write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0))
     answer = said(model, 400, sampling=Sampling(seed=1, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0))
     assert answer.reason == "end"

@@ -13,20 +13,18 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import GrammarUnmet, UsageError
 from cpuchat.engine.decoding.guided import CallGuide
-from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import MARKER_TOKENS, ReasoningSplitter
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Failed, GenerationFinished, LoadOptions, Sampling, Speculation, TextDelta, Tool
 from cpuchat.tools.call_format import GENERIC, CallFormat
+from tests.engine.conftest import Load
 from tests.support.edited_gguf import edited, sentences
 from tests.support.engine_chat import Chat, user
 from tests.support.guided import Guided
 from tests.support.pairs import OPTIONS, Talker, Wandering
 from tests.support.tiny_gguf import CHATML, vocabulary, write_tiny_gguf
-
-Load = Callable[..., Model]
 
 PERSON = schema_grammar(
     {
@@ -205,7 +203,6 @@ def test_calls_match_a_grammar_in_every_kind_of_vocabulary(vocab: Vocab, form: s
             assert grammar.allows(token)
             grammar.accept(token)
         grammar = grammar or guide.follow(token)
-    assert grammar is not None
     rest = vocab.spell(('"it"}' + ("}" if form != "name" else "") + after).encode())
     for token in rest:
         assert not grammar.allows(vocab.spell(b"@")[0]) and grammar.allows(token)

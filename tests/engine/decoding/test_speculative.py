@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
+from tests.engine.conftest import Load
 from tests.support.pair_files import draft_token_table
 from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Said, Talker, Wandering, assert_same, chain, pair_files
-
-Load = Callable[..., Model]
 
 DEPTHS = (1, 5, 31)
 PROMPT = [300, 301, 302, 303]
@@ -87,7 +85,6 @@ def test_greedy_text_at_every_depth(pair: Callable[..., Talker], plain: Talker, 
     for depth in DEPTHS:
         said = drafted.say(PROMPT, drafts(depth), max_tokens=45)
         assert said.tokens == expected and said.text == first.text and said.held == first.held
-        assert said.figures is not None
         passes = accepted = at = 0
         while at < 44:  # the first token comes from the prompt
             n = min(depth, 43 - at)
@@ -132,7 +129,6 @@ def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: 
         said = drafted.say(prompt, drafts(0, "draft", "suffix"), max_tokens=80)
         assert said.tokens == expected.tokens and said.text == expected.text
         assert (said.cache_n, said.held) == (expected.cache_n, expected.held)
-        assert said.figures is not None
         names |= {count.name for count in said.figures.by_drafter if count.draft_n_accepted}
         prompt = [*prompt, *said.tokens, 300 + turn, *prompt[-20:]][-200:]
     assert names >= {"draft", "suffix"}
@@ -155,7 +151,6 @@ def test_sampled_text(load: Load, tiny_model: Path, echo: Talker, sampling: Samp
     for speculation in (drafts(1), drafts(31), drafts(3, "draft", "suffix")):
         said = echo.say(prompt, speculation, sampling=sampling, max_tokens=60)
         assert_same(plain.target, expected, said, sampling)
-        assert said.figures is not None
         accepted += said.figures.draft_n_accepted
         refused += said.figures.draft_n - said.figures.draft_n_accepted
     assert accepted and refused  # both ways were taken

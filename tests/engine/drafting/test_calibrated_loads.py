@@ -79,7 +79,6 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     assert info.notes == ()
     assert info.pass_ms == () and target_costs(files[0]) == UNKNOWN
     _, timings = chat.ask(Speculation(drafters=("draft",)))
-    assert timings.speculation is not None
     assert timings.speculation.off == DraftsOff("calibration disturbed")
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms

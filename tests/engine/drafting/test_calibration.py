@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,10 +19,10 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.measure import store
 from cpuchat.measure.subject import Subject
 from cpuchat.models import costs as costs_record
+from tests.engine.conftest import Load
 from tests.support.pair_files import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
 
-Load = Callable[..., Model]
 ON = Subject(cores=(0,), model=("t", "d"))
 
 COSTS = PassCosts(verify_ms=tuple(30.5 + n for n in range(32)), draft_ms=2.5, read_ms=0.25, rollback_ms=1.5)
@@ -39,8 +38,7 @@ def test_what_is_kept_is_found_for_the_same_subject() -> None:
     assert costs_record.calibration(ON) is None
     for costs in (COSTS, PassCosts(COSTS.verify_ms)):
         costs_record.keep_calibration(ON, costs)
-        found = costs_record.calibration(ON)
-        assert found is not None and found.value == costs
+        assert costs_record.calibration(ON).value == costs
     assert costs_record.calibration(replace(ON, model=("t",))) is None
 
 

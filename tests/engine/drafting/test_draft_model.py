@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.speculation.drafters.drafter import UNKNOWN
+from tests.engine.conftest import Load
 from tests.support.pair_files import draft_token_table
 from tests.support.pairs import N_VOCAB, pair_files
-
-Load = Callable[..., Model]
 
 TABLE = draft_token_table(N_VOCAB, 0.5).tolist()
 TEXT = [300 + (7 * i) % 900 for i in range(40)]

@@ -19,12 +19,12 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.heads import included_layers, kind_of
 from cpuchat.protocol.messages import LoadModel, Sampling, Speculation
+from tests.engine.conftest import Load
 from tests.support.head_model import HybridShape, write_eagle_pair, write_head_model
 from tests.support.pair_files import draft_token_table, next_token_table
 from tests.support.pairs import N_VOCAB, OPTIONS, Talker, assert_same
 from tests.support.tiny_gguf import write_tiny_gguf
 
-Load = Callable[..., Model]
 PROMPT = list(range(300, 340))
 
 
@@ -174,7 +174,6 @@ def test_a_head_in_a_file_of_its_own(talk: Callable[..., HeadTalker], tmp_path: 
     apart, inside = talk(0.6, head_path=tmp_path / "mtp-model.gguf"), talk(0.6)
     one, other = (model.say(PROMPT, drafts(4), max_tokens=60) for model in (apart, inside))
     assert one.tokens == other.tokens
-    assert one.figures is not None and other.figures is not None
     assert one.figures.draft_n_accepted == other.figures.draft_n_accepted > 0
 
 
@@ -241,7 +240,6 @@ def test_it_reads_nothing_with_the_hidden_states_of_what_was_there_before_an_ans
     options = msgspec.structs.replace(OPTIONS, parallel=2)
     model = HeadTalker(load(tmp_path / "model.gguf", options), tmp_path / "eagle3-model.gguf")
     passes = model.target.passes
-    assert passes is not None
     model.say([*PROMPT, *range(500, 560)], drafts(4), max_tokens=24)
     edited = [*PROMPT[:20], *range(700, 740)]
     passes.begin_beside()

@@ -192,7 +192,6 @@ def test_names_exist_in_the_engine() -> None:
 
 def test_models_with_a_graph_for_mtp_layers_are_those_of_the_engine() -> None:
     """Each has a class llama_model_NAME::graph_mtp, whose name in C++ is that of the architecture but for its signs."""
-    assert LIBRARIES is not None
     content = b"".join(file.read_bytes() for file in LIBRARIES.glob("libllama.so"))
     found = {name.decode() for name in re.findall(rb"_ZN\d+llama_model_(\w+?)9graph_mtpC[12]E", content)}
     if not found:
@@ -212,7 +211,6 @@ def literals(expression: str | bytes) -> list[str]:
 
 
 def test_texts_that_are_looked_for_in_the_log_are_in_the_libraries() -> None:
-    assert LIBRARIES is not None
     content = b"\0".join(file.read_bytes() for file in sorted(LIBRARIES.glob("lib*.so")))
     texts = [
         *engine_version.NO_MEMORY,

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 
 from cpuchat.base import paths
 from cpuchat.engine.llama import bindings, evidence
-from cpuchat.engine.llama.model import Model
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.support import scalar_types
 from cpuchat.protocol.model_info import LoadEvidence
+from tests.engine.conftest import Load
 from tests.support.engine_chat import OPTIONS
 
 DEMO = paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf"
 
 
-def loaded(load: Callable[..., Model], **options: object) -> LoadEvidence:
+def loaded(load: Load, **options: object) -> LoadEvidence:
     found = load(DEMO, msgspec.structs.replace(OPTIONS, **options)).info.evidence
     assert found is not None
     return found
 
 
-def test_a_load_shows_its_buffers_attention_cache_and_threads(load: Callable[..., Model]) -> None:
+def test_a_load_shows_its_buffers_attention_cache_and_threads(load: Load) -> None:
     found = loaded(load)
     mapped = {one.type for one in found.weights if one.buffer == "CPU_Mapped"}
     assert mapped >= {"f32"}
@@ -39,7 +37,7 @@ def test_a_load_shows_its_buffers_attention_cache_and_threads(load: Callable[...
     assert found.scalar_types == ()
 
 
-def test_other_options_leave_other_evidence(load: Callable[..., Model]) -> None:
+def test_other_options_leave_other_evidence(load: Load) -> None:
     found = loaded(load, flash_attn="off", load_mode="read", use_repack=False)
     assert {one.buffer for one in found.weights} == {"CPU"}
     assert not found.load_mode.startswith("mmap")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from cpuchat.models import kernels
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.protocol.options import LoadMode
+from tests.engine.conftest import Load
 from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS
 from tests.support.ggml_graph import ggml_graph
@@ -165,7 +165,6 @@ def test_rotations_are_left_to_the_transform_of_llama_cpp() -> None:
 
 def of_cpuchat(model: Model) -> set[str]:
     """Return the types of weights that cpuchat's kernels multiply."""
-    assert model.info.evidence is not None
     return {one.type.upper() for one in model.info.evidence.weights if one.is_of_cpuchat}
 
 
@@ -179,7 +178,7 @@ def logits(model: Model, tokens: list[int], widths: list[int]) -> np.ndarray:
 
 
 @needs_kernels
-def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Callable[..., Model]) -> None:
+def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Load) -> None:
     tokens = list(range(300, 324))
     ours, theirs = load(DEMO), load(DEMO, LLAMA_CPP)
     assert of_cpuchat(ours) == {"Q4_K", "Q6_K"} and not of_cpuchat(theirs)
@@ -195,7 +194,7 @@ TEXT = [40 + i * 37 % 400 for i in range(632)]
 
 
 @needs_kernels
-def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> None:
+def test_drafts_behind_a_long_text_change_no_bit(load: Load) -> None:
     # llama.cpp's attention of one token is computed in parts, one for each thread, from 512 cells of the cache on.
     model = load(DEMO, LONG, threads=own_cpus()[:2])
     found = logits(model, TEXT, [512, 88, *[1] * 32])
@@ -205,11 +204,10 @@ def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> 
 
 
 @needs_kernels
-def test_answers_beside_each_other_change_no_bit(load: Callable[..., Model]) -> None:
+def test_answers_beside_each_other_change_no_bit(load: Load) -> None:
     # Needs a library whose attention covers several sequences (`make setup` builds it).
     model = load(DEMO, msgspec.structs.replace(LONG, parallel=3))
     passes = model.passes
-    assert passes is not None
     lanes = list(zip(model.lanes, (TEXT[:600], TEXT[9:79], TEXT[3:8]), strict=True))
 
     def write(lane: Sequence, text: list[int]) -> list[np.ndarray]:
@@ -236,7 +234,7 @@ def test_answers_beside_each_other_change_no_bit(load: Callable[..., Model]) -> 
 
 @needs_kernels
 @pytest.mark.parametrize("name", ["27b-gemma3", "0.5b"])
-def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Callable[..., Model]) -> None:
+def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Load) -> None:
     # Windows and heads of 32; 7 heads for each of the cache.
     heads = {"n_head": 4, "n_head_kv": 2, "head": 32} if name == "27b-gemma3" else {"n_head": 14, "head": 16}
     shape = msgspec.structs.replace(
@@ -254,7 +252,7 @@ def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Callabl
 
 @needs_kernels
 @pytest.mark.parametrize("kind", ["Q4_K_M", "MXFP4", "IQ4_NL"])
-def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[..., Model]) -> None:
+def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Load) -> None:
     shape = msgspec.structs.replace(
         SHAPES["30b-a3b"], name="tiny-moe", n_layer=3, n_embd=512, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
         head=128, n_expert=48, n_expert_used=6, n_ctx=1024,
@@ -270,7 +268,7 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
 
 
 @needs_kernels
-def test_types_and_shapes_that_are_not_covered_stay_with_llama_cpp(tmp_path: Path, load: Callable[..., Model]) -> None:
+def test_types_and_shapes_that_are_not_covered_stay_with_llama_cpp(tmp_path: Path, load: Load) -> None:
     shape = msgspec.structs.replace(SHAPES["tiny"], name="tiny-mixed", n_ff=272)
     file = write_model(tmp_path / "mixed.gguf", shape, "Q3_K")  # rows of 272 values are F16
     tokens = list(range(40, 60))
@@ -290,7 +288,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @needs_kernels
 def test_any_number_of_threads_lays_out_and_computes_the_same(
-    large: Path, load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+    large: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = list(range(300, 320))
     alone = logits(load(large), tokens, [20])
@@ -316,7 +314,7 @@ def in_memory(file: Path) -> int:
 
 @needs_kernels
 @pytest.mark.parametrize("load_mode", ["mmap", "read"])
-def test_weights_take_the_memory_that_is_told(large: Path, load: Callable[..., Model], load_mode: LoadMode) -> None:
+def test_weights_take_the_memory_that_is_told(large: Path, load: Load, load_mode: LoadMode) -> None:
     options = msgspec.structs.replace(OPTIONS, load_mode=load_mode)
     model = load(large, options)
     need = model.plan.need
@@ -327,7 +325,7 @@ def test_weights_take_the_memory_that_is_told(large: Path, load: Callable[..., M
     assert in_memory(large) <= need.weights + (1 << 18)  # and what the header and pages at the ends take
 
 
-def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_llama_cpp_computes(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     selected.select(())
     monkeypatch.setattr(bindings, "kernels_library", None)
     model = load(DEMO)
@@ -369,20 +367,19 @@ def test_both_kernels_compute_the_same_and_have_rates(kind: str) -> None:
         found = selected.measure(kind, pool, (1, 5), seconds=0.0)
     finally:
         pool.free()
-    assert found is not None
     assert not found.is_wrong
     assert [n for n, _ in found.cpuchat.points] == [1.0, 5.0]
     assert all(rate > 0 for side in (found.cpuchat, found.llama_cpp) for _, rate in side.points)
 
 
 @needs_kernels
-def test_a_type_that_was_measured_to_be_slower_stays_with_llama_cpp(load: Callable[..., Model]) -> None:
+def test_a_type_that_was_measured_to_be_slower_stays_with_llama_cpp(load: Load) -> None:
     ProductLog(ONE_CPU).put({"Q6_K": products(0.9)})
     assert of_cpuchat(load(DEMO)) == {"Q4_K"}
 
 
 @needs_kernels
-def test_a_type_whose_results_differ_stays_with_llama_cpp_and_is_told(load: Callable[..., Model]) -> None:
+def test_a_type_whose_results_differ_stays_with_llama_cpp_and_is_told(load: Load) -> None:
     ProductLog(ONE_CPU).put({"Q4_K": products(2.0, difference=0.2, kind="Q4_K")})
     model = load(DEMO)
     assert of_cpuchat(model) == {"Q6_K"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -23,12 +22,10 @@ from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.numa.residency import evict, missing_ranges
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions
-from tests.engine.conftest import OPTIONS
+from tests.engine.conftest import OPTIONS, Load
 from tests.support.cores import ONE_CPU
 from tests.support.edited_gguf import sentences
 from tests.support.tiny_gguf import write_tiny_gguf
-
-Load = Callable[..., Model]
 
 
 def test_info(load: Load, tiny_model: Path) -> None:
@@ -151,8 +148,7 @@ def test_longer_context_than_trained_is_noted(load: Load, tiny_model: Path) -> N
 )
 def test_options_that_work(load: Load, tmp_path: Path, changes: dict[str, object]) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=128)  # heads of 32, a block of q8_0
-    model = load(path, msgspec.structs.replace(OPTIONS, **changes))
-    assert np.isfinite(model.sequence.step(65)).all()
+    assert np.isfinite(load(path, msgspec.structs.replace(OPTIONS, **changes)).sequence.step(65)).all()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from cpuchat.models import fit
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.speculation.stats import PassRecord
+from tests.engine.conftest import Load
 from tests.support.pairs import FLAT, Talker, Wandering, assert_same
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
@@ -74,17 +75,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(params=KINDS)
-def any_model(request: pytest.FixtureRequest, files: dict[str, Path], reuse: Callable[..., Model]) -> Model:
+def any_model(request: pytest.FixtureRequest, files: dict[str, Path], reuse: Load) -> Model:
     return reuse(files[request.param], OPTIONS)
 
 
 @pytest.fixture
-def bounded(files: dict[str, Path], load: Callable[..., Model]) -> Sequence:
+def bounded(files: dict[str, Path], load: Load) -> Sequence:
     return load(files["qwen35"], OPTIONS).sequence
 
 
 @pytest.fixture
-def checkpoint(files: dict[str, Path], load: Callable[..., Model]) -> Sequence:
+def checkpoint(files: dict[str, Path], load: Load) -> Sequence:
     return load(files["jamba"], OPTIONS).sequence
 
 
@@ -141,7 +142,7 @@ def test_drafted_text_is_the_plain_text(any_model: Model) -> None:
     assert written == text[: len(written)]
 
 
-def test_answers_with_drafts(any_model: Model, files: dict[str, Path], reuse: Callable[..., Model]) -> None:
+def test_answers_with_drafts(any_model: Model, files: dict[str, Path], reuse: Load) -> None:
     """The writing loop itself, over two turns of a chat, with drafts of all lengths and plain steps between them."""
     sampling = Sampling(temperature=0.0, repeat_penalty=1.5)  # without it they write one letter over and over
     plain = Talker(any_model)
@@ -151,7 +152,6 @@ def test_answers_with_drafts(any_model: Model, files: dict[str, Path], reuse: Ca
         one = plain.say(prompt, sampling=sampling, max_tokens=80)
         other = drafted.say(prompt, Speculation(drafters=("suffix",)), sampling=sampling, max_tokens=80)
         assert_same(any_model, one, other, sampling)
-        assert other.figures is not None
         refused += other.figures.draft_n - other.figures.draft_n_accepted
         prompt = [*prompt, *one.tokens, *b" and then"]
     assert refused > 0
@@ -162,7 +162,7 @@ def test_every_pass_is_counted_and_timed(
     arch: Architecture,
     snapshots: bool,
     files: dict[str, Path],
-    load: Callable[..., Model],
+    load: Load,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where accepted tokens are re-evaluated, that reads the weights and takes time like any other pass."""
@@ -329,7 +329,7 @@ class _Renumbers(Rollback):
         return n
 
 
-def test_a_way_that_does_not_work_is_found_out(files: dict[str, Path], load: Callable[..., Model]) -> None:
+def test_a_way_that_does_not_work_is_found_out(files: dict[str, Path], load: Load) -> None:
     sequence = load(files["mamba"], OPTIONS).sequence
     kv_cache = llama.llama_get_memory(sequence.context)
     for way, works in ((_Stays(kv_cache), False), (_Renumbers(kv_cache), False), (Checkpoint(kv_cache), True)):
@@ -344,9 +344,7 @@ def _logged(lines: list[str], what: str) -> float:
 
 
 @pytest.mark.parametrize(("arch", "n_ctx"), [*((arch, 256) for arch in (*KINDS, "gemma3")), ("gemma3", 1024)])
-def test_memory_is_what_llama_cpp_says(
-    arch: Architecture, n_ctx: int, load: Callable[..., Model], tmp_path: Path
-) -> None:
+def test_memory_is_what_llama_cpp_says(arch: Architecture, n_ctx: int, load: Load, tmp_path: Path) -> None:
     file = write_tiny_gguf(tmp_path / "wide-F32.gguf", arch=arch, n_layer=6, n_embd=256, n_ff=256)
     model = load(file, LoadOptions(n_ctx=n_ctx, n_batch=64, n_ubatch=64))
     lines, need = bindings.log.lines(), model.plan.need
@@ -355,7 +353,7 @@ def test_memory_is_what_llama_cpp_says(
     assert compute <= estimate <= 1.4 * compute
 
 
-def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], load: Callable[..., Model]) -> None:
+def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], load: Load) -> None:
     options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
     header = read_model(files["nemotron_h"])
     enough = fit.required_memory(header, options, 512, 32, 31).min_bytes

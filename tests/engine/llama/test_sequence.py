@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.protocol.messages import LoadOptions
+from tests.engine.conftest import Load
 
 
 def held(model: Model) -> int:
@@ -19,7 +19,7 @@ def held(model: Model) -> int:
     return int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(model.sequence.context), 0)) + 1
 
 
-def test_state_goes_into_another_context(load: Callable[..., Model], tiny_model: Path) -> None:
+def test_state_goes_into_another_context(load: Load, tiny_model: Path) -> None:
     sequence = load(tiny_model).sequence
     tokens = list(b"something to remember")
     sequence.extend(tokens)
@@ -47,7 +47,7 @@ def test_wrong_state_empties_the_sequence(model: Model) -> None:
 
 
 def test_a_recurrent_model_stops_between_batches_only_unless_its_state_may_be_lost(
-    load: Callable[..., Model], recurrent_model: Path, abort: AbortFlag
+    load: Load, recurrent_model: Path, abort: AbortFlag
 ) -> None:
     sequence = load(recurrent_model).sequence
     sequence.extend(list(b"abc"))
@@ -74,9 +74,7 @@ class StopsAfter(AbortFlag):
         return self.left < 0
 
 
-def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(
-    load: Callable[..., Model], recurrent_model: Path
-) -> None:
+def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(load: Load, recurrent_model: Path) -> None:
     flag, text = StopsAfter(1 << 30), list(b"abcdefghijklmnopqrstuvwxyz")
     sequence = load(recurrent_model, LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), abort=flag).sequence
     sequence.extend(text)
@@ -98,7 +96,7 @@ def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(
 
 
 @pytest.mark.parametrize("n", [0, 150])
-def test_finished_part_of_a_stopped_batch_is_kept(load: Callable[..., Model], tiny_model: Path, n: int) -> None:
+def test_finished_part_of_a_stopped_batch_is_kept(load: Load, tiny_model: Path, n: int) -> None:
     flag, tokens = StopsAfter(1 << 30), [65 + i % 26 for i in range(500)]
     model = load(tiny_model, LoadOptions(n_ctx=512, n_batch=512, n_ubatch=16), abort=flag)
     sequence = model.sequence

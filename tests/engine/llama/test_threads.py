@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.engine.llama import threads
 from cpuchat.engine.llama.threads import ThreadPool
-from tests.engine.llama.test_model import Load
+from tests.engine.conftest import Load
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity and schedstat are Linux's")
 BOTH, NONE = (0, 1), (0.0, 0.0)
@@ -26,7 +26,7 @@ class Kernel:
         self.quota: float | None = None
         self.waits: list[float] = []
         self.masks: dict[int, frozenset[int]] = {}
-        self._seconds = 0.0
+        self.pools: list[ThreadPool] = []
         self._clock: dict[int, tuple[int, int]] = {}
 
     def times(self, ids: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -38,6 +38,7 @@ class Kernel:
 
     def pool(self, cpus: tuple[int, ...], roams: tuple[int, ...] = ()) -> ThreadPool:
         pool = ThreadPool(cpus, 0, roams)
+        self.pools.append(pool)
         self.looked(pool, 0.5)
         return pool
 
@@ -51,7 +52,7 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     kernel = Kernel()
     monkeypatch.setattr(threads, "cpu_quota", lambda: kernel.quota)
     monkeypatch.setattr(threads, "_thread_times", kernel.times)
@@ -59,14 +60,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(
         ThreadPool, "_pin", lambda pool: kernel.masks.update(zip(pool.threads.ids, pool._masks, strict=True))
     )
-    return kernel
-
-
-@pytest.fixture
-def pools(kernel: Kernel) -> Iterator[list[ThreadPool]]:
-    made: list[ThreadPool] = []
-    yield made
-    for pool in made:
+    yield kernel
+    for pool in kernel.pools:
         pool.free()
 
 
@@ -88,11 +83,9 @@ def own(kernel: Kernel, pool: ThreadPool) -> list[set[int]]:
     ids=["all", "one of two", "another one", "two others", "two of three", "moved", "more"],
 )
 def test_the_cpus_that_are_allowed_now_compute(
-    kernel: Kernel, pools: list[ThreadPool], cpus: tuple[int, ...], allowed: set[int], n: int, where: list[set[int]],
-    note: str,
-) -> None:  # fmt: skip
+    kernel: Kernel, cpus: tuple[int, ...], allowed: set[int], n: int, where: list[set[int]], note: str
+) -> None:
     pool = kernel.pool(cpus)
-    pools.append(pool)
     kernel.allowed = allowed
     assert kernel.looked(pool, 1.0) == (n, note)
     assert own(kernel, pool) == where
@@ -110,11 +103,8 @@ def test_the_cpus_that_are_allowed_now_compute(
     ],
     ids=["4", "2.5", "0.3"],
 )
-def test_a_quota_that_shrinks_leaves_whole_cpus(
-    kernel: Kernel, pools: list[ThreadPool], quota: float, n: int, note: str
-) -> None:
+def test_a_quota_that_shrinks_leaves_whole_cpus(kernel: Kernel, quota: float, n: int, note: str) -> None:
     pool = kernel.pool((0, 1, 2))
-    pools.append(pool)
     kernel.quota = quota
     assert kernel.looked(pool, 1.0) == (n, note)
     kernel.quota = None
@@ -135,10 +125,9 @@ def test_a_quota_that_shrinks_leaves_whole_cpus(
     ],
 )
 def test_cores_are_left_to_programs_that_would_slow_all_threads_down(
-    kernel: Kernel, pools: list[ThreadPool], waits: list[float], n: int
+    kernel: Kernel, waits: list[float], n: int
 ) -> None:
     pool = kernel.pool(tuple(range(len(waits))))
-    pools.append(pool)
     kernel.waits = waits
     active, note = kernel.looked(pool, 1.0)
     left = len(waits) - n
@@ -150,9 +139,8 @@ def test_cores_are_left_to_programs_that_would_slow_all_threads_down(
         assert own(kernel, pool) == [set(range(len(waits)))] * n, "they move to cores that are idle"
 
 
-def test_all_threads_are_tried_again_and_at_once_where_fewer_wait_too(kernel: Kernel, pools: list[ThreadPool]) -> None:
+def test_all_threads_are_tried_again_and_at_once_where_fewer_wait_too(kernel: Kernel) -> None:
     pool = kernel.pool(BOTH)
-    pools.append(pool)
     kernel.waits = [0.5, 0.0]
     assert kernel.looked(pool, 1.0)[0] == 1
     kernel.waits = [0.0]

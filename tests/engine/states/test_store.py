@@ -171,8 +171,7 @@ def test_reasoning_that_the_template_drops(files: dict[str, Path], talk: Talk, t
     turns = [user(LONG), assistant("Yes."), user(f"Well? {LONG}")]
     talk.tell(*turns)
     following = [*turns, assistant("So it is."), user("And?")]
-    timings = talk.tell(*following)
-    assert timings.prompt_n <= len("So it is.") + len("And?") + MARKUP
+    assert talk.tell(*following).prompt_n <= len("So it is.") + len("And?") + MARKUP
     assert talk.text == talk.answered_anew(*following)
 
 

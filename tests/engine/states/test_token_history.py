@@ -90,5 +90,4 @@ def test_tokens_always_spell_the_text(turns: list[tuple[int, bytes, list[int]]])
         assert memory.cut_bytes == sorted(memory.cut_bytes) and memory.cut_tokens == sorted(memory.cut_tokens)
         assert memory.text == text + b"".join(map(piece, answer))
         assert encode(memory, memory.text) == [*tokens, *answer]
-        again = msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=TokenHistory)
-        assert again == memory
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=TokenHistory) == memory
