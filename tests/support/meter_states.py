@@ -66,6 +66,12 @@ FINISHED = GenerationFinished(
 )  # fmt: skip
 
 
+def finished(figures: SpeculationFigures) -> GenerationFinished:
+    return msgspec.structs.replace(
+        FINISHED, timings=msgspec.structs.replace(FINISHED.timings, speculation=figures, draft_n=470)
+    )
+
+
 DRAFTERS = Speculation(drafters=("suffix", "draft"))
 
 
@@ -98,25 +104,17 @@ def meter_after(*events: Event, speculation: Speculation = DRAFTERS) -> Meter:
     return meter
 
 
+READ = (*LOADED, *READING)
+WRITTEN = (*READ, *writing(10))
 STATES = {
     "idle": (meter_after(), None),
     "loading": (meter_after(LOADED[0]), None),
     "loaded": (meter_after(*LOADED), MEMORY),
-    "reading": (meter_after(*LOADED, *READING), MEMORY),
-    "undrafted": (meter_after(*LOADED, *READING, *writing(60)), MEMORY),
-    "writing": (meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)), MEMORY),
-    "refused": (meter_after(*LOADED, *READING, *writing(10), drafted(REFUSED)), MEMORY),
-    "done": (
-        meter_after(
-            *LOADED,
-            *READING,
-            *writing(10),
-            msgspec.structs.replace(
-                FINISHED, timings=msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING, draft_n=470)
-            ),
-        ),
-        MEMORY,
-    ),
+    "reading": (meter_after(*READ), MEMORY),
+    "undrafted": (meter_after(*READ, *writing(60)), MEMORY),
+    "writing": (meter_after(*WRITTEN, drafted(DRAFTING)), MEMORY),
+    "refused": (meter_after(*WRITTEN, drafted(REFUSED)), MEMORY),
+    "done": (meter_after(*WRITTEN, finished(DRAFTING)), MEMORY),
 }
 
 SERVED = ModelInfo(
@@ -142,32 +140,15 @@ COUNTED_THERE = msgspec.structs.replace(
 )
 SERVERS = {
     "serving": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(COUNTED_THERE)), None),
-    "served": (
-        meter_after(
-            ModelLoaded(model=SERVED),
-            *READING,
-            *writing(10),
-            msgspec.structs.replace(
-                FINISHED,
-                timings=msgspec.structs.replace(FINISHED.timings, speculation=COUNTED_THERE, draft_n=470),
-            ),
-        ),
-        None,
-    ),
+    "served": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), finished(COUNTED_THERE)), None),
     "silent": (meter_after(ModelLoaded(model=SILENT), *writing(10)), None),
 }
 """A model on a server that reports much, before and after the end of an answer, and on one that reports little."""
 
 MACHINES = {
-    "counted": (counting(meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING))), MEMORY),
-    "other load": (
-        counting(
-            meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)),
-            MachineSample(Bandwidth(49e9, "umc")),
-        ),
-        MEMORY,
-    ),
-    "off": (meter_after(*LOADED, *READING, *writing(10)), MEMORY),
+    "counted": (counting(meter_after(*WRITTEN, drafted(DRAFTING))), MEMORY),
+    "other load": (counting(meter_after(*WRITTEN, drafted(DRAFTING)), MachineSample(Bandwidth(49e9, "umc"))), MEMORY),
+    "off": (meter_after(*WRITTEN), MEMORY),
     "cached": (
         meter_after(*loaded(work=work_of_size(8_000_000), draft_work=None), *READING, *writing(10)),
         MEMORY,

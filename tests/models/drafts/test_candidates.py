@@ -38,35 +38,42 @@ MACHINE = Machine(available=8 << 30, total=16 << 30, profile=reading(5e8), sourc
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> GGUFHeader:
+def mine(tmp_path: Path) -> Path:
+    """Return a folder of models."""
+    (tmp_path / "mine").mkdir()
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def target(mine: Path) -> GGUFHeader:
     """Return a file of the model Big, for which the user's catalog names Small and then Other."""
     write_catalog(
         ("big", "Big", 4096e-9, ["small", "other"]), ("small", "Small", 8e-9, []), ("other", "Other", 16e-9, [])
     )
-    return read_model(header_file(tmp_path / "mine" / "Big-Q8_0.gguf", weights=4096))
+    return read_model(header_file(mine / "Big-Q8_0.gguf", weights=4096))
 
 
 def found(
-    target: GGUFHeader, library: Library, costs: TargetCosts = COSTS, machine: Machine | None = MACHINE
+    target: GGUFHeader, mine: Path, costs: TargetCosts = COSTS, machine: Machine | None = MACHINE
 ) -> dict[str, DraftCandidate]:
-    listed = candidates(target, library.local_models(), load_catalog(), costs, machine)
+    listed = candidates(
+        target, Library([mine], cache=mine.parent / "hub").local_models(), load_catalog(), costs, machine
+    )
     return {one.name: one for one in listed if "demo" not in one.name}
 
 
-def test_those_that_the_catalog_names_come_first_and_nothing_is_checked_yet(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    header_file(tmp_path / "mine" / "Another-Q8_0.gguf")
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    header_file(tmp_path / "mine" / "Larger-Q8_0.gguf", weights=9000)
-    (tmp_path / "mine" / "broken.gguf").write_bytes(b"GGUF")
-    rows = found(target, library)
+def test_those_that_the_catalog_names_come_first_and_nothing_is_checked_yet(mine: Path, target: GGUFHeader) -> None:
+    header_file(mine / "Another-Q8_0.gguf")
+    header_file(mine / "Small-Q8_0.gguf")
+    header_file(mine / "Larger-Q8_0.gguf", weights=9000)
+    (mine / "broken.gguf").write_bytes(b"GGUF")
+    rows = found(target, mine)
     assert list(rows) == ["Small-Q8_0", "Other", "Another-Q8_0"]
     assert [one.where for one in rows.values()] == ["here", "hub", "here"]
     assert [one.named for one in rows.values()] == [True, True, False]
     assert all(one.fits is None for one in rows.values())
     assert rows["Other"].spec == "owner/Other-GGUF:Q8_0"
-    assert rows["Small-Q8_0"].spec == str(tmp_path / "mine" / "Small-Q8_0.gguf")
+    assert rows["Small-Q8_0"].spec == str(mine / "Small-Q8_0.gguf")
 
 
 @pytest.mark.parametrize(
@@ -78,21 +85,19 @@ def test_those_that_the_catalog_names_come_first_and_nothing_is_checked_yet(
     ],
 )
 def test_on_the_hub_the_most_faithful_file_is_meant_that_reads_much_less_than_the_target(
-    library: Library, target: GGUFHeader, sizes: str, wanted: str
+    mine: Path, target: GGUFHeader, sizes: str, wanted: str
 ) -> None:
     """Whose weights are 16 kB."""
     file = paths.user_catalog()
     file.write_text(file.read_text().replace("Q8_0 = 0.001", sizes))
-    assert found(target, library)["Other"].quantization == wanted
+    assert found(target, mine)["Other"].quantization == wanted
 
 
-def test_a_smaller_quantization_of_the_target_is_told_apart(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
+def test_a_smaller_quantization_of_the_target_is_told_apart(mine: Path, target: GGUFHeader) -> None:
     """It is right about nine of ten tokens in every text, and what was measured of the pair counts instead."""
-    header_file(tmp_path / "mine" / "Another-Q8_0.gguf", weights=4)
-    draft = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
-    rows = found(target, library)
+    header_file(mine / "Another-Q8_0.gguf", weights=4)
+    draft = header_file(mine / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
+    rows = found(target, mine)
     assert list(rows) == ["Small", "Other", "Big-Q4_K_M", "Another-Q8_0"]
     assert [one.same_model for one in rows.values()] == [False, False, True, False]
     (expected,) = rows["Big-Q4_K_M"].expected.gains
@@ -100,14 +105,14 @@ def test_a_smaller_quantization_of_the_target_is_told_apart(
     assert expected_pair(target, read_model(draft), COSTS, MACHINE).gains == (expected,)
     print = file_fingerprint(draft)
     known = TargetCosts(COSTS.pass_ms, {print: 24.0}, {print: 0.75})
-    (measured,) = found(target, library, known)["Big-Q4_K_M"].expected.gains
+    (measured,) = found(target, mine, known)["Big-Q4_K_M"].expected.gains
     assert measured.words == "≈ 1.1× at its measured acceptance of 75 %"
 
 
-def test_a_check_compares_the_vocabularies(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    header_file(tmp_path / "mine" / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])
-    rows = {name: check(one, target) for name, one in found(target, library).items()}
+def test_a_check_compares_the_vocabularies(mine: Path, target: GGUFHeader) -> None:
+    header_file(mine / "Small-Q8_0.gguf")
+    header_file(mine / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])
+    rows = {name: check(one, target) for name, one in found(target, mine).items()}
     assert rows["Small-Q8_0"].fits is True
     assert rows["Stranger-Q8_0"].fits is False
     assert rows["Stranger-Q8_0"].verdict is not None
@@ -116,59 +121,52 @@ def test_a_check_compares_the_vocabularies(tmp_path: Path, library: Library, tar
 
 
 def test_one_on_the_hub_is_checked_by_its_header_alone(
-    tmp_path: Path, library: Library, target: GGUFHeader, hub_server: HubServer
+    mine: Path, tmp_path: Path, target: GGUFHeader, hub_server: HubServer
 ) -> None:
     fitting = header_file(tmp_path / "a.gguf", weights=2_000_000)
     stranger = header_file(tmp_path / "b.gguf", [*WORDS[:200], "other", *WORDS[201:]])
     hub_server.add("owner/Small-GGUF", {"Small-Q8_0.gguf": fitting})
     hub_server.add("owner/Other-GGUF", {"Other-Q8_0.gguf": stranger})
     hub = Hub()
-    rows = {name: check(one, target, hub=hub) for name, one in found(target, library).items()}
+    rows = {name: check(one, target, hub=hub) for name, one in found(target, mine).items()}
     assert rows["Small"].fits is True
     assert rows["Small"].size == fitting.stat().st_size
     assert hub_server.bytes_sent("Small-Q8_0.gguf") < fitting.stat().st_size / 2
     assert rows["Other"].fits is False
 
 
-def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    assert found(target, library, UNKNOWN, None)["Small-Q8_0"].expected.words == NOT_CALIBRATED
+def test_what_is_missing_for_a_prediction_is_said(mine: Path, target: GGUFHeader) -> None:
+    header_file(mine / "Small-Q8_0.gguf")
+    assert found(target, mine, UNKNOWN, None)["Small-Q8_0"].expected.words == NOT_CALIBRATED
     unmeasured = Machine(available=1, total=1, peak_source="run cpuchat probe")
-    assert found(target, library, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
-    assert "not measured" in found(target, library, COSTS, None)["Small-Q8_0"].expected.words
+    assert found(target, mine, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
+    assert "not measured" in found(target, mine, COSTS, None)["Small-Q8_0"].expected.words
 
 
-def test_the_one_that_gains_most_is_recommended(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf", weights=1000)
-    stranger = header_file(tmp_path / "mine" / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])
-    better = header_file(tmp_path / "mine" / "Better-Q8_0.gguf", weights=16)
+def test_the_one_that_gains_most_is_recommended(mine: Path, target: GGUFHeader) -> None:
+    header_file(mine / "Small-Q8_0.gguf", weights=1000)
+    stranger = header_file(mine / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])
+    better = header_file(mine / "Better-Q8_0.gguf", weights=16)
     costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(better): 1e-6, file_fingerprint(stranger): 1e-7})
-    rows = [check(one, target) for one in found(target, library, costs).values()]
-    best = recommended(rows)
-    assert best is not None
-    assert best.path == better
+    rows = [check(one, target) for one in found(target, mine, costs).values()]
+    assert recommended(rows).path == better
 
 
-def test_what_is_here_is_not_passed_over_for_a_little_more_speed(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    small = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    on_hub = check(found(target, library)["Other"], target).expected.draft_ms
+def test_what_is_here_is_not_passed_over_for_a_little_more_speed(mine: Path, target: GGUFHeader) -> None:
+    small = header_file(mine / "Small-Q8_0.gguf")
+    on_hub = check(found(target, mine)["Other"], target).expected.draft_ms
     for beside, wanted in ((1.01, small), (3.0, None)):
         costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(small): on_hub * beside})
-        best = recommended(check(one, target) for one in found(target, library, costs).values())
-        assert best is not None
+        best = recommended(check(one, target) for one in found(target, mine, costs).values())
         assert best.path == wanted
 
 
-def test_a_type_without_a_simd_kernel_is_marked_and_never_recommended(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
+def test_a_type_without_a_simd_kernel_is_marked_and_never_recommended(mine: Path, target: GGUFHeader) -> None:
     """Whatever was measured of it; that is told."""
-    slow = header_file(tmp_path / "mine" / "Small-Q8_0.gguf", weights=16, kind="F16")
+    slow = header_file(mine / "Small-Q8_0.gguf", weights=16, kind="F16")
     here = msgspec.structs.replace(MACHINE, scalar_types=frozenset({"F16"}))
     measured = TargetCosts(COSTS.pass_ms, {file_fingerprint(slow): 1e-6})
-    rows = [check(found(target, library, costs, here)["Small-Q8_0"], target) for costs in (COSTS, measured)]
+    rows = [check(found(target, mine, costs, here)["Small-Q8_0"], target) for costs in (COSTS, measured)]
     assert all(row.fits and not row.expected.pays for row in rows)
     assert rows[0].expected.words.startswith("F16 has no SIMD kernel on this CPU") and rows[1].expected.gains
     assert recommended(rows) is None
@@ -197,14 +195,10 @@ def test_an_output_matrix_of_more_bits_than_a_draft_needs_is_offered_in_fewer(
         assert "cheaper" not in dict(draft_details("", other, is_loaded=False, is_best=False))
 
 
-def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    header_file(tmp_path / "mine" / "Another-Q8_0.gguf")
-    header_file(tmp_path / "mine" / "Other-Q8_0.gguf", weights=16)
-    rows = [check(one, target) for one in found(target, library, UNKNOWN, None).values()]
-    best = recommended(rows)
-    assert best is not None
-    assert best.name == "Small"
+def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(mine: Path, target: GGUFHeader) -> None:
+    header_file(mine / "Another-Q8_0.gguf")
+    header_file(mine / "Other-Q8_0.gguf", weights=16)
+    rows = [check(one, target) for one in found(target, mine, UNKNOWN, None).values()]
+    assert recommended(rows).name == "Small"
     without = [msgspec.structs.replace(one, named=False) for one in rows]
     assert recommended(without) is None
