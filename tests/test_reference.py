@@ -37,7 +37,6 @@ def _listed(command: click.Command, context: click.Context) -> Iterator[tuple[st
         return
     for name in command.list_commands(context):
         below = command.get_command(context, name)
-        assert below is not None
         if not below.hidden:
             own = click.Context(below, parent=context, info_name=name)
             yield own.command_path, below.get_short_help_str(200)

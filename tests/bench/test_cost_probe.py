@@ -46,9 +46,7 @@ async def test_passes_are_measured_and_saved(monkeypatch: pytest.MonkeyPatch) ->
     probe = CostProbe(SPEC, lambda done, of, what: told.append(what))
     assert await probe_costs(probe, placement) == 4
     assert told == ["passes", "Q4_K"]
-    kept = CostLog(placement.cpus, placement.memory_policy.words).probe
-    assert kept is not None
-    seen = kept.value
+    seen = CostLog(placement.cpus, placement.memory_policy.words).probe.value
     assert [(one.n_tokens, one.n_past) for one in seen] == [(1, 4), (8, 0), (1, 68), (4, 64)]
     assert all(one.seconds > 0 for one in seen)
     assert "Q4_K" in {part.type for part in seen[2].work.dense}

@@ -142,8 +142,7 @@ def test_each_measurement_is_a_line_and_ctrl_c_prints_what_was_measured(tmp_path
         terminal.press("ctrl+c")
         terminal.wait_until(lambda text: "engine settings" in text, "the report")
         assert terminal.wait_for_end() == Interrupted.exit_code
-        told = re.search(r"(\d+) rounds?: median", " ".join(terminal.text.split()))
-        assert told is not None and int(told[1]) < 60
+        assert int(re.search(r"(\d+) rounds?: median", " ".join(terminal.text.split()))[1]) < 60
 
 
 def test_the_command_prints_markdown_and_differences(tmp_path: Path) -> None:

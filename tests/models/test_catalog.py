@@ -51,15 +51,11 @@ def test_it_is_without_problems_and_has_the_well_known_families() -> None:
 
 def test_every_entry_is_plausible() -> None:
     for model in CATALOG.models:
-        assert model.context > 0, model.id
-        assert model.vocabulary, model.id
-        assert model.license, model.id
-        assert model.publisher, model.id
+        assert all((model.context > 0, model.vocabulary, model.license, model.publisher, model.sizes)), model.id
         assert 2024 <= model.year <= 2026, model.id
         assert bool(model.drafts) != bool(model.no_draft) >= bool(model.no_draft_detail), model.id
         assert model.active_params <= model.params and model.id not in model.drafts, model.id
         assert {*model.verified} <= {"repo", "params", "context", "drafts", *model.sizes}, model.id
-        assert model.sizes, model.id
         for quantization, size in model.sizes.items():
             low, high = BITS[quantization]
             bits = 8 * size / model.params
@@ -94,7 +90,6 @@ def test_an_own_entry_comes_first_and_one_with_a_known_id_replaces_ours() -> Non
     assert [model.name for model in found.models[:2]] == ["Mine", "My Qwen"]
     assert len(found.models) == len(CATALOG.models) + 1
     changed, mine = found.find("qwen3-8b"), found.find("mine")
-    assert changed is not None and mine is not None
     assert (changed.repos, changed.drafts) == (("me/mine-GGUF",), ())
     assert [draft.id for draft in found.drafts_of(mine)] == ["qwen3-0.6b"]
 
@@ -161,9 +156,7 @@ def local(file: str, n_params: float, name: str = "", repo: str = "") -> LocalMo
     ],
 )
 def test_files_of_all_publishers_are_recognized(file: str, n_params: float, name: str, wanted: str) -> None:
-    found = match_local(CATALOG, local(file, n_params, name))
-    assert found is not None
-    assert found.id == wanted
+    assert match_local(CATALOG, local(file, n_params, name)).id == wanted
 
 
 @pytest.mark.parametrize(
@@ -183,9 +176,7 @@ def test_other_models_are_not_taken_for_one(file: str, n_params: float) -> None:
 
 def test_a_file_of_a_known_repository_may_have_any_name() -> None:
     file = local("renamed.gguf", 8.19, repo="unsloth/Qwen3-8B-GGUF")
-    found = match_local(CATALOG, file)
-    assert found is not None
-    assert found.id == "qwen3-8b"
+    assert match_local(CATALOG, file).id == "qwen3-8b"
     assert match_local(CATALOG, local("renamed.gguf", 0.6, repo="unsloth/Qwen3-8B-GGUF")) is None
 
 

@@ -76,7 +76,6 @@ def test_tensors_by_type(tmp_path: Path) -> None:
 def test_the_tokenizer(tiny_model: Path, tmp_path: Path) -> None:
     changes = {"tokenizer.ggml.add_bos_token": True}
     found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).tokenizer
-    assert found is not None
     assert (found.kind, found.model, found.pre, found.n_tokens, found.n_merges) == ("BPE", "gpt2", "gpt-2", 272, 11)
     assert (found.add_bos, found.add_eos) == (True, False)
 

@@ -88,8 +88,7 @@ def test_a_measurement_beside_other_programs_is_soon_due_again() -> None:
 def test_a_forecast_counts_no_copy_for_types_that_stay_with_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "engine_cpu", lambda module: CPU)
     header, options = header_of(SHAPES["0.5b"], "Q8_0"), LoadOptions()  # llama.cpp repacks no Q8_0 with AVX2
-    ours = fit.required_memory(header, options, 512)
-    assert ours.repack > 0
+    assert fit.required_memory(header, options, 512).repack > 0
     log().put({"Q8_0": measured(0.5, 0.5, 0.5)})
     assert fit.required_memory(header, options, 512).repack == 0
 

@@ -65,7 +65,6 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
 
 def test_before_a_probe_passes_cost_what_is_usual_of_such_cores() -> None:
     machine = with_one_core(25e9)
-    assert machine.profile is not None
     assert machine.profile.read_rate(1e12) == pytest.approx(0.85 * 25e9)
     assert machine.source == "85 % of 25, measured, 1 core; passes not measured"
     assert not (machine.fitted or machine.probed)

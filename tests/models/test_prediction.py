@@ -75,7 +75,6 @@ def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
     alone = predict(headers["dense"], options, MACHINE)
     both = predict(headers["dense"], options, MACHINE, draft=headers["draft"])
     assert both.draft_need == plan_load(headers["draft"], options, MACHINE.available).need
-    assert both.draft_need is not None
     assert both.needed == alone.needed + both.draft_need.min_bytes
     assert "draft 0.1" in both.explained
     tight = msgspec.structs.replace(MACHINE, available=alone.needed)
@@ -147,7 +146,6 @@ def test_an_estimate_by_size_is_near(name: str) -> None:
     exact = predict(header, LoadOptions(n_ctx=8192), machine)
     near = estimate(header.size, machine)
     assert near.needed == pytest.approx(exact.needed, rel=0.25)
-    assert near.tok_s is not None
     assert near.tok_s == pytest.approx(exact.tok_s, rel=0.4)  # an embedding table that is not read counts
     assert not near.exact
     assert "≈" in near.explained

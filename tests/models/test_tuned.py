@@ -43,8 +43,7 @@ def test_it_belongs_to_the_content_and_the_machine(
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny_model.read_bytes())
     assert TunedSettings().find(copy) == TUNED
-    other = write_tiny_gguf(tmp_path / "other.gguf", with_template=False)
-    assert TunedSettings().find(other) is None
+    assert TunedSettings().find(write_tiny_gguf(tmp_path / "other.gguf", with_template=False)) is None
     assert TunedSettings().find(tmp_path / "gone.gguf") is None
     half = dataclasses.replace(read_topology(), quota=0.5)
     monkeypatch.setattr("cpuchat.models.machine.read_topology", lambda: half)

@@ -29,8 +29,6 @@ def test_every_figure_has_a_source(machine: MachineSpec) -> None:
     figures = [one for one in figures if hasattr(one, "source")]
     assert len(figures) >= 6
     assert all(one.source for one in figures)
-    assert machine.theoretical is not None
-    assert machine.measured is not None
     assert machine.measured.value < machine.theoretical.value
 
 

@@ -57,7 +57,6 @@ async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here
     found = measurement(copy, Q4)
     await found.run(here)
     same, smaller = (one.summary() for one in found.comparisons)
-    assert same is not None and smaller is not None
     assert same.kld.value == pytest.approx(0, abs=1e-6) and same.same_top.value == 1
     assert same.n == smaller.n == 127 * len(found.progress.kinds)
     assert 1e-5 < smaller.kld.value < 0.5 and smaller.same_top.value > 0.7

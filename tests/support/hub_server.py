@@ -13,10 +13,8 @@ The content host refuses requests that carry an Authorization header, as a signe
         ...; gate.wait(); ...; gate.open()
         hub.requests, hub.bytes_sent("model-Q4_K_M.gguf"), hub.commit("owner/repo-GGUF")
 
-Faults of a file queue up; each is used for `times` requests (-1: for all that follow). Without a fault left, all is
-well. The fixture `hub_server` (tests/conftest.py) also points HF_ENDPOINT and HF_HOME of this process and its children
-to the server and to a folder of the test. huggingface_hub reads these variables when it is imported: code under test in
-this process must pass the endpoint on.
+Faults of a file queue up; each is used for `times` requests (-1: for all that follow). huggingface_hub reads
+HF_ENDPOINT, which the fixture `hub_server` sets, when it is imported: code under test in this process must pass it on.
 """
 
 from __future__ import annotations

@@ -253,8 +253,7 @@ async def test_an_answer_beside_leaves_the_draft_model_to_the_other(here: Chat, 
     thread.join()
     finished = {one.request_id: one.timings for one in here.of(GenerationFinished)}
     assert finished.keys() == {500, 501}, here.events
-    reuse = finished[501].reuse
-    assert reuse is not None and reuse.source == "memory", "the state has a part of the draft model"
+    assert finished[501].reuse.source == "memory", "the state has a part of the draft model"
     assert finished[500].draft_n_accepted == finished[500].draft_n > 100
 
 
@@ -296,8 +295,7 @@ async def test_others_are_written_while_the_engines_thread_waits_for_a_saved_sta
     here.engine.generate(asked(1, question, 2, state=StateKey(owner="a", chat="one", on_disk=True)))
     finished = {one.request_id: one.timings for one in here.of(GenerationFinished)}
     assert finished[99].predicted_n == 8
-    reuse = finished[1].reuse
-    assert reuse is not None and reuse.source == "disk"
+    assert finished[1].reuse.source == "disk"
 
 
 async def test_an_answer_on_the_engines_thread_that_is_stopped_beside_others_ends(here: Chat, tmp_path: Path) -> None:
@@ -312,7 +310,6 @@ async def test_an_answer_on_the_engines_thread_that_is_stopped_beside_others_end
 async def test_lanes_compute_on_the_same_threads(here: Chat, tmp_path: Path) -> None:
     two_lanes(here, write_tiny_gguf(tmp_path / "model.gguf"), parallel=4, n_batch=32)
     model = here.loaded.model
-    assert model.passes is not None
     pool, passes = model.pool, model.passes
     first, last = passes.lanes[0], passes.lanes[-1]
     pool._next_look, before = float("inf"), pool.threads

@@ -59,7 +59,6 @@ async def test_figures_of_an_answer(files: tuple[Path, Path], other: LocalBacken
     assert info.draft and info.notes == ()
     answer = await collect(other.generate(say("a b c", DRAFT, max_tokens=200)))
     timings, figures = answer.timings, answer.timings.speculation
-    assert figures is not None
     assert_consistent(figures)
     assert (timings.draft_n, timings.draft_n_accepted) == (figures.draft_n, figures.draft_n_accepted)
     assert timings.predicted_n == 200 == figures.passes + figures.draft_n_accepted + 1
@@ -85,7 +84,6 @@ async def test_spans_of_drafters_are_the_text(files: tuple[Path, Path], other: L
     for stop in ((), ("no such text",)):  # text goes out through a thread of its own, or not
         answer = await collect(other.generate(say("a b c", DRAFT, max_tokens=120, stop=stop)))
         deltas, figures = answer.of(TextDelta), answer.timings.speculation
-        assert figures is not None
         assert "".join(d.text for d in deltas) == answer.text == plain.text
         assert sum(d.n_tokens for d in deltas) == deltas[-1].predicted_n == 120
         counts = [d.predicted_n for d in deltas]

@@ -26,7 +26,6 @@ class Child:
     def __init__(self, site: Site, *command: str) -> None:
         command = command or ("-m", "cpuchat.models.downloads.child")
         self.process = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdin is not None and self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.stdin.write(msgspec.json.encode(Download(order=site.order())) + b"\n")
         self.stdin.flush()

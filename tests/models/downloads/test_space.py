@@ -26,15 +26,9 @@ def child(site: Site, before: str) -> Iterator[subprocess.Popen[bytes]]:
     shell = ["sh", "-c", f'{before} && exec "$@"', "sh"]
     command = [*shell, sys.executable, "-m", "cpuchat.models.downloads.child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(Download(order=site.order())) + b"\n")
         process.stdin.flush()  # and left open: its end means "stop"
         yield process
-
-
-def last_report(process: subprocess.Popen[bytes]) -> Download:
-    assert process.stdout is not None
-    return msgspec.json.decode(process.stdout.readlines()[-1], type=Download)
 
 
 def test_room_is_looked_for_before_anything_is_asked(site: Site, tmp_path: Path) -> None:
@@ -57,7 +51,7 @@ def test_room_that_other_downloads_need_is_not_free(tmp_path: Path) -> None:
 def test_after_room_was_made_it_goes_on(site: Site) -> None:
     limit = 512 * 1024
     with child(site, f"ulimit -f {limit // 512}") as process:
-        report = last_report(process)
+        report = msgspec.json.decode(process.stdout.readlines()[-1], type=Download)
     assert (report.state, report.code) == ("failed", "disk_full")
     assert "too large for the file system" in report.message
     assert report.done == site.part().stat().st_size == limit

@@ -38,7 +38,6 @@ class Reader:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "tests.models.gguf.limited"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{self._path}\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().strip() or f"ended with status {self._process.wait()}"

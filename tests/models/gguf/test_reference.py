@@ -57,7 +57,6 @@ def test_every_type_of_value_that_the_package_writes(tmp_path: Path) -> None:
 
 def test_sizes_are_those_of_ggml() -> None:
     folder = paths.engine_libraries()
-    assert folder is not None
     library = ctypes.CDLL(str(next(folder.glob("libggml-base.*"))))
 
     def function(name: str, result: Any) -> Any:

@@ -18,8 +18,10 @@ from cpuchat.models.library.places import hub_cache
 from tests.models.library.files import REVISIONS, cached, part
 from tests.support.tiny_gguf import finish
 
+pytestmark = pytest.mark.usefixtures("no_demo")
 
-def test_the_cache_is_read_as_its_library_reads_it(no_demo: Path, tmp_path: Path, model: Path) -> None:
+
+def test_the_cache_is_read_as_its_library_reads_it(tmp_path: Path, model: Path) -> None:
     from huggingface_hub import scan_cache_dir
 
     cache = tmp_path / "hub"
@@ -43,7 +45,7 @@ def test_the_cache_is_read_as_its_library_reads_it(no_demo: Path, tmp_path: Path
     assert (found.parts, found.has_template, found.last_used) == (1, True, 0.0)
 
 
-def test_the_current_revision_wins(no_demo: Path, tmp_path: Path, model: Path) -> None:
+def test_the_current_revision_wins(tmp_path: Path, model: Path) -> None:
     cache = tmp_path / "hub"
     new = cached(cache, "o/n", "m.gguf", model, REVISIONS[0])
     cached(cache, "o/n", "m.gguf", model, REVISIONS[1], main=False)
@@ -61,7 +63,7 @@ def test_the_cache_is_where_its_library_has_it(monkeypatch: pytest.MonkeyPatch) 
         assert str(hub_cache()) == theirs.stdout.strip()
 
 
-def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path, model: Path) -> None:
+def test_folders_are_searched_deep_and_circles_end(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "models"
     (folder / "deep" / "er").mkdir(parents=True)
     deep = Path(shutil.copy(model, folder / "deep" / "er" / "deep.gguf"))
@@ -86,7 +88,7 @@ def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path
 
 @pytest.mark.parametrize(("architecture", "layer", "n_heads"), [("eagle3", 0, 0), ("qwen35", 24, 1)])
 def test_a_head_in_a_file_of_its_own_is_listed_as_one(
-    no_demo: Path, tmp_path: Path, model: Path, architecture: str, layer: int, n_heads: int
+    tmp_path: Path, model: Path, architecture: str, layer: int, n_heads: int
 ) -> None:
     """Whatever its name: a plain one is that of a model."""
     writer = reference.GGUFWriter(tmp_path / "m-Q8_0.gguf", architecture)
@@ -103,7 +105,7 @@ def test_a_head_in_a_file_of_its_own_is_listed_as_one(
     assert read_header(only.path).other == "a draft head"
 
 
-def test_what_is_missing_is_said(no_demo: Path, tmp_path: Path, model: Path) -> None:
+def test_what_is_missing_is_said(tmp_path: Path, model: Path) -> None:
     cache, folder = tmp_path / "hub", tmp_path / "folder"
     folder.mkdir()
     cached(cache, "o/n", "gone.gguf", model).resolve().unlink()
@@ -119,9 +121,7 @@ def test_what_is_missing_is_said(no_demo: Path, tmp_path: Path, model: Path) -> 
     assert found["a-00002-of-00003.gguf"].parts == 3
 
 
-def test_a_folder_around_the_cache_does_not_make_its_files_the_users(
-    no_demo: Path, tmp_path: Path, model: Path
-) -> None:
+def test_a_folder_around_the_cache_does_not_make_its_files_the_users(tmp_path: Path, model: Path) -> None:
     cache = tmp_path / "hub"
     cached(cache, "o/n", "m.gguf", model)
     cached(cache, "o/n", "m.gguf", model, REVISIONS[1], main=False)
@@ -130,7 +130,7 @@ def test_a_folder_around_the_cache_does_not_make_its_files_the_users(
     assert [(m.source, m.path.name) for m in found] == [("huggingface", "m.gguf"), ("folder", beside.name)]
 
 
-def test_headers_are_read_once(no_demo: Path, tmp_path: Path, model: Path) -> None:
+def test_headers_are_read_once(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = Path(shutil.copy(model, folder / "m.gguf"))

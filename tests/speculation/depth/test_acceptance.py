@@ -39,8 +39,7 @@ def test_grades_are_told_apart():
 def test_what_earlier_texts_were_like_is_expected_of_the_next():
     first = make()
     feed(first, 0.9, 400)
-    again = Acceptance(PRIORS, 2.0, 200.0, first.lasting)
-    assert again.mean == pytest.approx(0.9, abs=0.05)
+    assert Acceptance(PRIORS, 2.0, 200.0, first.lasting).mean == pytest.approx(0.9, abs=0.05)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -200,8 +200,7 @@ def test_as_many_grades_as_tokens(text, n):
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True), st.integers(1, 31))
 def test_periodic_text_goes_on_with_its_period(period, n):
-    drafter = suffix(period * 40)
-    assert drafter.propose(n).tokens == [period[i % len(period)] for i in range(n)]
+    assert suffix(period * 40).propose(n).tokens == [period[i % len(period)] for i in range(n)]
 
 
 @pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
