@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ from cpuchat.models.library.usage import RecentModels, usage_of, usages
 from cpuchat.models.ollama import file_name, is_content
 
 _USUAL_FOLDER = "~/models"
+_BROWSER_FOLDER = "~/Downloads"
 _MAX_NAMED = 6  # models that a message lists
 _MAX_BELOW, _MAX_FOLDERS = 200, 2_000  # models, and folders with them, that are described before one is added
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
@@ -122,8 +124,10 @@ class Library:
         self._summaries = SummaryCache()
 
     def places(self, beside: Path | None = None) -> Iterator[LocalFile]:
-        """Yield every file that may be a model, with those in the folder of the model `beside`."""
+        """Yield every file that may be a model, with those that a browser saved, and in the folder of `beside`."""
         files = models_in(beside.parent) if beside is not None else []
+        if sys.platform != "darwin":  # macOS asks the user for permission before a program may look there
+            files += models_in(paths.expanded(_BROWSER_FOLDER))
         return all_places(self.cache, self.folders, [*RecentModels().files(), *files])
 
     def at(self, path: Path) -> LocalModel | None:

@@ -214,6 +214,22 @@ def test_a_hard_link_is_the_same_model(home: Path, model: Path) -> None:
     assert listed() == {"m.gguf": "folder"}
 
 
+def test_what_a_browser_saved_is_listed_but_neither_searched_below_nor_deleted(
+    home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = home / "Downloads" / "m.gguf"
+    (saved.parent / "unpacked").mkdir(parents=True)
+    saved.write_bytes(model.read_bytes())
+    (saved.parent / "unpacked" / "other.gguf").write_bytes(model.read_bytes())
+    assert listed() == {"m.gguf": "folder"}
+    library = Library()
+    assert library.resolve("m.gguf") == saved
+    [one] = [found for found in library.local_models() if found.path == saved]
+    assert "outside" in library.deletion(one).refused
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not listed()  # looking there opens a question of the system's
+
+
 def test_a_name_that_is_composed_otherwise_is_found_and_one_that_is_no_utf_8_is_said(home: Path, model: Path) -> None:
     (home / "models").mkdir(parents=True)
     mine = home / "models" / unicodedata.normalize("NFD", "Größer-Q8_0.gguf")
