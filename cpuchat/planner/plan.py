@@ -208,7 +208,9 @@ def _words(name: str) -> frozenset[str]:
 
 def read_machine(file: Path) -> MachineSpec:
     """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
-    table = toml.parse(toml.read(file), paths.shown(file))
+    if not (text := toml.read(file)):
+        raise UsageError(f"{paths.shown(file)} is empty, or a link to nothing.")
+    table = toml.parse(text, paths.shown(file))
     for key in _FIGURES & table.keys():
         if isinstance(table[key], int | float) and not isinstance(table[key], bool):
             table[key] = {"value": table[key]}
