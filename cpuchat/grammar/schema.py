@@ -182,7 +182,9 @@ def _needed(target: Callable[[str], Any], schema: dict[str, Any]) -> list[Any]:
     if isinstance(properties, dict) and isinstance(required, list):
         needed += [properties.get(name) if isinstance(name, str) else None for name in required]
     if isinstance(least := schema.get("minItems"), int | float) and least > 0:
-        needed.append(schema.get("items"))
+        first = parts if isinstance(parts := schema.get("prefixItems"), list) else []
+        needed += first[: int(min(least, len(first)))]
+        needed += [schema.get("items")] if least > len(first) else []
     return needed
 
 
