@@ -140,7 +140,7 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
          "references lead through more than 500 levels"),
         ({"allOf": [{"anyOf": [{"required": [f"p{m}_{n}"]} for n in range(6)]} for m in range(8)]}, "too large"),
     ],
-    ids=range(23),
+    ids=range(24),
 )  # fmt: skip
 def test_what_a_grammar_cannot_enforce_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
