@@ -131,19 +131,13 @@ class _Request:
 
 
 class Passes:
-    """Evaluates the lanes of one context. Made on the engine's thread.
+    """Evaluates the lanes of one context. Made on the engine's thread. `n_outputs`: rows of logits of a pass, at most.
+    `share`: of the time that prompts get while other answers are written.
 
-    Args:
-        n_outputs: rows of logits of a pass, at most.
-        share: of the time that prompts get while other answers are written.
-
-    Attributes:
-        lock: over the context: held by whoever calls llama.cpp for it.
-        lanes: all sequences, by their id.
-        is_shared: there are answers beside the one on the engine's thread, or without one there.
-        last: the lane that evaluated the last pass by itself: the next may move the rows that it knows the place of.
-        pass_ms: calibrated ms of passes over 1, 2, ... tokens; () = not calibrated: then no pass verifies drafts.
-    """
+    `lock` is over the context: held by whoever calls llama.cpp for it. `lanes` are all sequences, by their id.
+    `is_shared`: there are answers beside the one on the engine's thread, or without one there. `last` is the lane that
+    evaluated the last pass by itself: the next may move the rows that it knows the place of. `pass_ms`: calibrated ms
+    of passes over 1, 2, ... tokens; () = not calibrated: then no pass verifies drafts."""
 
     def __init__(self, context: Any, n_outputs: int, share: float) -> None:
         self.context = context
