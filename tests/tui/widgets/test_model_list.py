@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from textual.pilot import Pilot
 
 from cpuchat.present.table import ListRow
@@ -102,3 +103,17 @@ async def test_the_mark_stays_in_view_but_a_figure_that_comes_does_not_scroll_ba
         await pilot.pause()
         await shown(pilot, rows("fits"), mark="0")
         assert "model 20" in lines(listed)[0] and "fits" in lines(listed)[0]
+
+
+@pytest.mark.parametrize("wide", [True, False])
+async def test_a_paint_before_the_list_knows_its_new_width_draws_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, wide: bool
+) -> None:
+    monkeypatch.setattr(ModelList, "on_resize", lambda self: None)
+    rows = [ListRow(str(n), "○", f"/a/folder{'/with/a/long/name' * 3}/{n}", ROWS[1].columns) for n in range(4)]
+    before, after = ((44, 10), (120, 10)) if wide else ((120, 10), (44, 10))
+    async with HostApp(ModelList()).run_test(size=before) as pilot:
+        listed = await shown(pilot, rows)
+        await pilot.resize_terminal(*after)
+        await pilot.pause()
+        assert "/a/folder" in lines(listed)[0] and len(listed.render_line(0).text) == after[0] - 1
