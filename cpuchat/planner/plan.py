@@ -230,7 +230,7 @@ def read_machine(file: Path) -> MachineSpec:
 
 USUAL = "Q4_K_M"
 _SIZES = [name for name in SHAPES if name[0].isdigit()]  # the others are for tests
-_TOO_SMALL = 1e6  # parameters: a header without matrices
+_TOO_SMALL = 1e5  # parameters: a header without matrices
 
 
 class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
