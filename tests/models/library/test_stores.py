@@ -212,6 +212,15 @@ def test_a_hard_link_is_the_same_model(home: Path, model: Path) -> None:
     (home / "models").mkdir()
     (home / "models" / "m.gguf").hardlink_to(file)
     assert listed() == {"m.gguf": "folder"}
+    (other := home / "models" / "other-name.gguf").hardlink_to(file)
+    assert Library().resolve("m") == home / "models" / "m.gguf" and Library().resolve("other-name") == other
+    assert Library().resolve("a/b") == file
+
+
+def test_an_empty_name_has_nothing_near() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        Library().resolve("")
+    assert "Did you mean" not in caught.value.hint
 
 
 def test_a_name_that_is_composed_otherwise_is_found_and_one_that_is_no_utf_8_is_said(home: Path, model: Path) -> None:
