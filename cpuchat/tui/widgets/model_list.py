@@ -210,7 +210,7 @@ class ModelList(ScrollView, can_focus=False):
         mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
         pieces = [clean_line(row.name)] if height == 1 else _pieces(clean_line(row.name), width - cell_len(mark))
         if part == len(pieces):
-            line = Text(beside, dim, no_wrap=True)
+            line = Text.assemble((beside, dim), no_wrap=True)
             line.truncate(width, overflow="ellipsis")
             line.align("right" if row.columns else "left", width)
             return line

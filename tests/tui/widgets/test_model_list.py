@@ -117,3 +117,15 @@ async def test_a_paint_before_the_list_knows_its_new_width_draws_what_it_has(
         await pilot.resize_terminal(*after)
         await pilot.pause()
         assert "/a/folder" in lines(listed)[0] and len(listed.render_line(0).text) == after[0] - 1
+
+
+async def test_figures_below_a_long_name_are_as_dim_as_those_beside_a_short_one() -> None:
+    rows = [ListRow("a", "○", "short", ROWS[1].columns), ListRow("b", "○", "a long name" * 5, ROWS[1].columns)]
+    async with HostApp(ModelList()).run_test(size=(60, 10)) as pilot:
+        listed = await shown(pilot, rows)
+        listed.move(1)  # neither line is looked at while it is selected
+        beside = listed.render_line(0)
+        listed.move(-1)
+        below = next(line for y in range(1, 4) if "Q8_0" in (line := listed.render_line(y)).text)
+        colors = [next(s.style for s in line if "Q8_0" in s.text) for line in (beside, below)]
+        assert colors[0] == colors[1]
