@@ -19,6 +19,12 @@ def test_a_model_on_a_machine() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+def test_the_smallest_model_is_planned_with_its_draft_or_without() -> None:
+    done = run("plan", "demo")
+    assert done.returncode == 0 and "draft model  cpuchat demo draft 1M" in done.stdout, done.stderr
+    assert "draft" not in run("plan", "demo", "--draft", "none").stdout
+
+
 def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)

@@ -160,6 +160,12 @@ def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
     assert "is part of" not in run("ask", "-m", "no-such", "--", "What does", "--json", "print?").stderr
 
 
+def test_options_behind_a_quoted_text_are_options() -> None:
+    given = compare.make_context("compare", ["a", "b", "Why is it?", "--rounds", "2", "--json"]).params
+    assert (given["prompt"], given["rounds"], given["as_json"]) == (("Why is it?",), 2, True)
+    assert "'no-such' on this machine" in run("ask", "Why?", "-m", "no-such").stderr
+
+
 def test_input_that_is_no_text_is_refused() -> None:
     done = run("ask", stdin=b"caf\xe9")
     assert done.returncode == 2

@@ -282,6 +282,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self._hide_prompt()
         elif self.has_class("-places"):
             self.action_agreement()
+        elif self.has_class("-table"):
+            self.action_table()
         else:
             self._leave()
 

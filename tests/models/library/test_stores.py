@@ -212,6 +212,15 @@ def test_a_hard_link_is_the_same_model(home: Path, model: Path) -> None:
     (home / "models").mkdir()
     (home / "models" / "m.gguf").hardlink_to(file)
     assert listed() == {"m.gguf": "folder"}
+    (other := home / "models" / "other-name.gguf").hardlink_to(file)
+    assert Library().resolve("m") == home / "models" / "m.gguf" and Library().resolve("other-name") == other
+    assert Library().resolve("a/b") == file
+
+
+def test_an_empty_name_has_nothing_near() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        Library().resolve("")
+    assert "Did you mean" not in caught.value.hint
 
 
 def test_what_a_browser_saved_is_listed_but_neither_searched_below_nor_deleted(
