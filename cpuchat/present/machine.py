@@ -254,7 +254,7 @@ _TOLD = 0.02
 def last_answer(figures: ChatFigures) -> tuple[Row, ...]:
     """Return the speed of the running or last answer, and which share of the cores it got; () without one."""
     rate, share = figures.tok_s.value, figures.cores_share
-    cores = "" if share is None else f" · cores {100 * share:.0f} % yours"
+    cores = "" if share is None else f" · cores {100 * share:.0f} % yours, other programs have the rest"
     label = "last answer" if figures.phase == "done" else "this answer"
     return ((label, f"{units.rate(rate)} tok/s{cores}"),) if rate is not None else ()
 
