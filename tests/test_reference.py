@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 _COMMANDS = """# Commands
 
-`cpuchat` alone opens the app. `--help` after any command lists its options. Exit codes are in
-[Reliability](reliability.md#exit-codes).
+`cpuchat` alone opens the app. `--help` after any command lists its options. [Exit codes](#exit-codes) stand at
+the end.
 """
 _KEYS = """# Keys
 
@@ -50,14 +50,15 @@ def _examples(command: click.Command) -> Iterator[str]:
 
 
 def commands_page() -> str:
-    """Return docs/commands.md."""
+    """Return docs/commands.md; its exit codes stay as they are."""
+    *_, codes = (DOCS / "commands.md").read_text(encoding="utf-8").partition("\n## Exit codes\n")
     context = click.Context(cli, info_name="cpuchat")
     rows = [f"| `{path}` | {text} |" for path, text in _listed(cli, context)]
     parts = [_COMMANDS, "| command | does |\n|---|---|\n" + "\n".join(rows) + "\n", "## Examples\n"]
     blocks = ["\n".join(_examples(cli))]
     blocks += ["\n".join(_examples(command)) for name in cli.list_commands(context)
                if (command := cli.get_command(context, name)) is not None]  # fmt: skip
-    return "\n".join([*parts, "```", "\n\n".join(filter(None, blocks)), "```\n"])
+    return "\n".join([*parts, "```", "\n\n".join(filter(None, blocks)), "```\n"]) + "\n## Exit codes\n" + codes
 
 
 def keys_page() -> str:

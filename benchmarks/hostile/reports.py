@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/hostile/reports.py [AREA ...] [--processes 3] [--write]
 
 `reports/AREA.toml` lists them: where each was reported, what it says in words of our own, what cpuchat did before, the
-verdict, and the test that shows it. `--write` writes the list into docs/reliability.md.
+verdict, and the test that shows it. `--write` writes docs/reports.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent.parent
 LISTS = Path(__file__).parent / "reports"
-PAGE = ROOT / "docs" / "reliability.md"
-HEADING = "## Reports of other programs"
+PAGE = ROOT / "docs" / "reports.md"
 ABOUT = """\
+# Reports of other programs
+
 What people reported of programs that do the same job, rebuilt small and tried here. "Before" is what cpuchat did when
 it was tried first, "now" what it does: *right*, *refused* with the reason and what to do, or a known *limit*.
 `benchmarks/hostile/reports.py` runs the tests of all again; they are in `tests/`."""
@@ -61,8 +62,8 @@ def outcomes(tests: set[str], processes: int) -> dict[str, bool]:
 
 
 def page(found: dict[str, list[Report]]) -> str:
-    """Return the section of docs/reliability.md."""
-    lines = [HEADING, "", ABOUT, ""]
+    """Return docs/reports.md."""
+    lines = [ABOUT, ""]
     for area, ones in found.items():
         lines += [f"**{area.capitalize()}**", "", "| source | report | before | now | test |", "|---|---|---|---|---|"]
         for one in ones:
@@ -74,13 +75,6 @@ def page(found: dict[str, list[Report]]) -> str:
     return "\n".join(lines)
 
 
-def written(text: str, section: str) -> str:
-    """Return the page with `section` in place of the one it has."""
-    before, heading, rest = text.partition(HEADING)
-    following = rest.find("\n## ") if heading else -1
-    return before.rstrip("\n") + "\n\n" + section.rstrip("\n") + "\n" + (rest[following:] if following >= 0 else "")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("areas", nargs="*")
@@ -88,7 +82,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     if given.write:
-        PAGE.write_text(written(PAGE.read_text(), page(reports([]))))
+        PAGE.write_text(page(reports([])))
         return
     found = reports(given.areas)
     passed = outcomes({one.test for ones in found.values() for one in ones}, given.processes)

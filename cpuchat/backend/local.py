@@ -1,8 +1,7 @@
 """Runs a worker process on this machine and talks to it over its stdin and stdout.
 
-The process can die at any moment (an assertion in llama.cpp, the OOM killer, a user's kill -9). Then the
-running stream ends with one `Failed(code=WorkerDied.code)`, and the next request starts a new worker and loads the
-same model again.
+The process can die at any moment (an assertion in llama.cpp, the OOM killer, a user's kill -9). Then the running stream
+ends with one `Failed(code=WorkerDied.code)`, and the next request starts a new worker and loads the same model again.
 """
 
 from __future__ import annotations

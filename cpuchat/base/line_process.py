@@ -54,15 +54,10 @@ class LineOutput:
 
 
 class LineProcess(Generic[A]):
-    """An async context manager; leaving it ends the process.
-
-    Args:
-        command: starts the process.
-        name: what messages call it, "quantizing process".
-        answers: the type of its answers, a union of tagged structs without `Refused`.
-        failure: raised when it ends without an answer.
-        environment: variables beside those of `child_environment`.
-    """
+    """An async context manager around the process that `command` starts; leaving it ends the process. `name` is what
+    messages call it ("quantizing process"), `answers` the type of its answers, a union of tagged structs without
+    `Refused`; `failure` is raised when it ends without an answer. `environment`: variables beside those of
+    `child_environment`."""
 
     def __init__(
         self, command: Sequence[str], name: str, answers: Any, failure: type[CpuchatError], /, **environment: str

@@ -69,6 +69,11 @@ def clean_line(text: str) -> str:
     return " ".join(clean(text).split())
 
 
+def cut(text: str, max_length: int) -> str:
+    """Return the text in at most so many characters, with … in the place of the rest."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
 class Cleaner:
     """Cleans a stream: any division into chunks gives the same text."""
 

@@ -24,7 +24,7 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import GROUPS, TunedSettings
+from cpuchat.models.machine import GROUPS, with_tuned
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 
@@ -160,16 +160,10 @@ def cells_of(
 ) -> list[BenchCell]:
     """Return all cells, those of one setup together. Where something drafts there is a plain cell as well.
 
-    Args:
-        models: none: the one used last.
-        drafters: names with an optional draft depth (`draft:4`); none: off and auto.
-        varied: lists by the names of `VARIED`. What is not listed is as in the settings, with what tuning found for the
-            model.
-
-    Raises:
-        UsageError: values that are not valid, or do not go together.
-        ModelNotFound, DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`.
-    """
+    Without `models` the one used last is measured. `drafters` are names with an optional draft depth (`draft:4`); none:
+    off and auto. `varied` are lists by the names of `VARIED`; what is not listed is as in the settings, with what
+    tuning found for the model. Raises UsageError: values that are not valid, or do not go together; ModelNotFound,
+    DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`."""
     plain: list[tuple[DrafterChoice, int]] = [(OFF, 0)]
     drafting = [_drafters(text) for text in drafters or (OFF, "auto")]
     files = dict.fromkeys(library.resolve(spec) for spec in models or [last_here(chosen.model.last) or "demo"])
@@ -201,7 +195,7 @@ def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
 def setups_of(file: Path, chosen: Settings, **varied: Sequence[str]) -> list[Setup]:
     """Return the setups of one model; what tuning found for it is used where `varied` names nothing that belongs to it.
     Raises UsageError: a value is not valid; the message names its option."""
-    tuned = TunedSettings().applied(file, chosen)
+    tuned = with_tuned(file, chosen)
     keys = {f"engine.{key}" for name in varied for key in VARIED[name]}
     given = [key for group in (("engine.threads", "engine.cores", "engine.memory_policy"), *GROUPS) if keys & {*group}
              for key in group if key.startswith("engine.")]  # fmt: skip

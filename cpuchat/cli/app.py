@@ -28,15 +28,10 @@ def open_app(
 ) -> int:  # fmt: skip
     """Run the app until it exits; returns the exit code.
 
-    Args:
-        model: what to load first, on `server` if given; None is the model used last, or the demo model.
-        values: options as `options.overridden` takes them, for this run only.
-        sides: opens the compare screen with these.
-
-    Raises:
-        UsageError, SettingsError: no terminal, no such MCP server, or values that are not acceptable.
-        ModelNotFound, DraftMismatch: a model or draft model that was given is not there, or does not fit.
-    """
+    `model` is loaded first, on `server` if given; None is the model used last, or the demo model. `values`: options as
+    `options.overridden` takes them, for this run only. `sides` opens the compare screen. Raises UsageError,
+    SettingsError: no terminal, no such MCP server, or values that are not acceptable; ModelNotFound, DraftMismatch: a
+    model or draft model that was given is not there, or does not fit."""
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
         if not is_terminal(stream) and not os.environ.get("TEXTUAL_DRIVER"):  # of textual-serve, in place of a terminal
             raise UsageError(

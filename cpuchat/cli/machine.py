@@ -18,7 +18,7 @@ from cpuchat.cli.terminal import TerminalOutput, columns
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.present.table import table
-from cpuchat.telemetry.units import gigabytes
+from cpuchat.telemetry.units import bandwidth, gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
@@ -57,7 +57,7 @@ def probe(as_json: bool, **values: Any) -> None:
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.theoretical import theoretical
-    from cpuchat.measure.peak import one_at_a_time, survey
+    from cpuchat.measure.peak import known, one_at_a_time, survey
     from cpuchat.present.machine import costs_measured, share_of_peak
 
     chosen = laid_over(values)
@@ -102,6 +102,10 @@ def probe(as_json: bool, **values: Any) -> None:
             "notes": [problem] if problem else [],
         })  # fmt: skip
     click.echo("\n".join(_probe_lines(topology, found, limit)))
+    kept = known(placement.cpus, placement.memory_policy.words)
+    if kept is not None and kept.bytes_per_s > found["all_cores"].bytes_per_s:
+        most = f"{'at least ' if kept.at_least else ''}{bandwidth(kept.bytes_per_s)} GB/s"
+        click.echo(f"An earlier measurement read more and stays in use: {most}")
     click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
 
 

@@ -57,7 +57,7 @@ Examples:
   cpuchat serve                               the engine for other programs
 
 Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one
-has been chosen, the bundled demo model is used. Exit codes: docs/reliability.md."""
+has been chosen, the bundled demo model is used. Exit codes: docs/commands.md."""
 
 _MORE_THREADS = "Raise the limit: `ulimit -u`, TasksMax of a systemd unit, or pids.max of the control group."
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

@@ -41,7 +41,9 @@ _TOKENS, _POSITIVE = click.IntRange(1, 10_000_000), click.FloatRange(0, 1e6, min
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users.")
 @click.argument("model", required=False)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
-@click.option("--draft", metavar="MODEL", help="A draft model; default: as a load takes it, else one of the catalog.")
+@click.option(
+    "--draft", metavar="MODEL", help="A draft model, or none; default: as a load takes it, else of the catalog."
+)
 @click.option(
     "--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: as set, else 8192."
 )
@@ -78,7 +80,7 @@ def plan(
         return _show_catalog(_machine(machine, chosen)(None, None), workload, plans, values["tok_s"], as_json)
     wanted = planner.find_model(model, catalog, chosen)
     if draft is not None:
-        drafting = planner.find_model(draft, catalog, chosen)
+        drafting = None if draft == "none" else planner.find_model(draft, catalog, chosen)
     else:
         drafting = planner.usual_draft(wanted, catalog, here, chosen)
     if drafting is not None and wanted.path and is_own(Path(wanted.path), Path(drafting.path)):

@@ -23,7 +23,8 @@ class TextCommand(click.Command):
     """A command whose last argument is a text, in which nothing is an option.
 
     The text begins after `n_before` words that are no options. A word that begins with a dash but cannot be an option,
-    such as "-5" or a diff, is one of the text.
+    such as "-5" or a diff, is one of the text. Options behind the text's first word are options if nothing else is
+    there: `ask "Why?" --json`.
     """
 
     def __init__(self, *args: Any, n_before: int = 0, **kwargs: Any) -> None:
@@ -46,6 +47,8 @@ class TextCommand(click.Command):
             del rest[: length or 1]
         if rest[:1] == ["--"]:
             del rest[0]
+        elif _only_options(rest, flags):
+            options, rest = [*options, *rest], []
         elif late := next(
             (one for one in rest if one.partition("=")[0] in flags.keys() - {*ctx.help_option_names}), ""
         ):
@@ -67,6 +70,13 @@ def _length(word: str, flags: dict[str, click.Option]) -> int:
         if place == len(word):
             return 1
     return 0
+
+
+def _only_options(words: list[str], flags: dict[str, click.Option]) -> bool:
+    place = 0
+    while place < len(words) and (length := _length(words[place], flags)):
+        place += length
+    return place == len(words) > 0
 
 
 def no_option_hint(ctx: click.Context | None, wrong: str) -> str:

@@ -45,13 +45,9 @@ def tools_of(values: Mapping[str, Any], terminal: TerminalOutput, *, raw: bool, 
 def tool_loop(
     names: Sequence[str], terminal: TerminalOutput, *, is_allowed: bool = False, remedy: str = ""
 ) -> ToolLoop | None:
-    """Return the tools of MCP servers, None without any. Raises UsageError, SettingsError.
-
-    Args:
-        names: of mcp.json; `all` is all that are valid, with a warning about others.
-        is_allowed: calls are not asked for.
-        remedy: added where nobody can be asked about a tool that only reads.
-    """
+    """Return the tools of MCP servers, None without any. `names`: of mcp.json; `all` is all that are valid, with a
+    warning about others. `is_allowed`: calls are not asked for. `remedy` is added where nobody can be asked about a
+    tool that only reads. Raises UsageError, SettingsError."""
     if not names:
         return None
     from cpuchat.tools.loop import Toolbox, ToolLoop
@@ -72,11 +68,8 @@ def tool_loop(
 
 
 def servers_wanted(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:
-    """Return the servers of mcp.json with these names, which have to be valid; `all`: all, or the error of one.
-
-    Raises:
-        SettingsError, UsageError: mcp.json cannot be read, or has no such server; it is, or all are, not valid.
-    """
+    """Return the servers of mcp.json with these names, which have to be valid; `all`: all, or the error of one. Raises
+    SettingsError, UsageError: mcp.json cannot be read, or has no such server; it is, or all are, not valid."""
     from cpuchat.tools.config import load_servers
 
     servers = load_servers()

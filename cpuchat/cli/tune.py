@@ -40,7 +40,7 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
 
     from cpuchat.cli.session import stoppable
     from cpuchat.models.gguf.header import known_as
-    from cpuchat.models.machine import TunedSettings
+    from cpuchat.models.machine import forget_tuned
     from cpuchat.models.ollama import file_name
     from cpuchat.present import tune as words
     from cpuchat.tune.tuner import Tuner
@@ -48,7 +48,7 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
     chosen = overridden({})
     path = model_path(model, chosen)
     if undo:
-        known = TunedSettings().forget(path)
+        known = forget_tuned(path)
         click.echo(f"{known_as(path)}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
         return 0
     tuner, terminal, said = Tuner(path, chosen), TerminalOutput(), 0

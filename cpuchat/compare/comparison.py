@@ -42,15 +42,8 @@ class Comparison:
 
     `names` tell the sides apart in a few words. `in_turn` is why the sides are loaded in turn, "" when both stay in
     memory. `stopped`: the last round was; `running`: the one that is being answered. `tell` is called with every event
-    of a side.
-
-    Args:
-        backend: makes the backend of a side.
-        library: where draft models are looked for (None: the folders of the settings).
-
-    Raises:
-        UsageError: a side has settings that are not acceptable.
-    """
+    of a side. `backend` makes the backend of a side; `library` is where draft models are looked for (None: the folders
+    of the settings). Raises UsageError: a side has settings that are not acceptable."""
 
     def __init__(
         self,

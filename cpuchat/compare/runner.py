@@ -130,7 +130,7 @@ def short_names(a: Side, b: Side) -> tuple[str, str]:
         )
         for head, side, other in zip(shortened(heads), (a, b), (b, a), strict=True)
     )
-    return first, second
+    return first, second if second != first else f"{second} again"
 
 
 def pair_of(path: Path, library: Library) -> tuple[Side, Side] | None:

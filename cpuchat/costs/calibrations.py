@@ -23,17 +23,11 @@ MIN_COMPARED: Final = 100
 class PassCosts(msgspec.Struct, frozen=True):
     """Costs of a target and its draft model, which compute sequentially.
 
-    Attributes:
-        verify_ms: `verify_ms[n - 1]` is the ms of a target pass over n tokens, n = 1..32.
-        draft_ms: ms per token drafted one after the other (0: no draft model).
-        read_ms: ms per token of text that the draft model reads in a batch.
-        rollback_ms: extra after a pass in which a token was rejected.
-        steady: False when the measurements scattered so much that they should be repeated.
-        disturbed: True when other programs were using the cores for part of the passes, which tell little of plain
-            decoding.
-
-    Raises ValueError: not 32 positive times, or a negative one.
-    """
+    `verify_ms[n - 1]` is the ms of a target pass over n tokens, n = 1..32; `draft_ms` per token drafted one after the
+    other (0: no draft model), `read_ms` per token of text that the draft model reads in a batch, `rollback_ms` extra
+    after a pass in which a token was rejected. Not `steady`: the measurements scattered so much that they should be
+    repeated. `disturbed`: other programs were using the cores for part of the passes, which tell little of plain
+    decoding. Raises ValueError: not 32 positive times, or a negative one."""
 
     verify_ms: tuple[float, ...]
     draft_ms: float = 0.0

@@ -65,14 +65,8 @@ def experts_read(
 def parts(
     work: ModelWork, n_tokens: float, n_past: float = 0, *, n_outputs: float | None = None, sequences: int = 1
 ) -> list[PassPart]:
-    """Return the parts of a pass.
-
-    Args:
-        n_tokens: evaluated together, of all sequences.
-        n_past: tokens in the context of each sequence.
-        n_outputs: tokens whose logits are wanted (default: all).
-        sequences: chats that the tokens belong to in equal parts; each has a KV cache of its own.
-    """
+    """Return the parts of a pass over `n_tokens`, which belong in equal parts to so many `sequences`: each has `n_past`
+    tokens in a KV cache of its own. `n_outputs`: tokens whose logits are wanted (default: all)."""
     outputs = n_tokens if n_outputs is None else n_outputs
     # Tokens that pass through all layers, as it were; files without layers exist.
     whole = n_tokens - (n_tokens - outputs) * _LAST / max(work.n_layer, 1)

@@ -18,7 +18,7 @@ LONGEST_FORM: Final = 1 << 20
 """Bytes of a grammar or a JSON schema that are accepted."""
 MAX_LEVELS: Final = 100
 """Rules within rules, or parentheses within parentheses."""
-FORM_HINT: Final = "Change the schema, or write a grammar (--grammar)."
+FORM_HINT: Final = "Change the schema, or write a grammar."
 _LONGEST_REASON: Final = 300
 
 

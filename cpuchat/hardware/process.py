@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 
 from cpuchat.hardware.lists import parse_cpu_list
@@ -63,12 +65,18 @@ class ProcessMemory:
 
 
 def process_memory(pid: int) -> ProcessMemory | None:
-    """Return the resident memory of `pid`; None when there is no such process or it may not be looked at."""
-    import psutil  # 10 ms
+    """Return the resident memory of `pid`; None when there is no such process or it may not be looked at. Linux:
+    /proc/PID/statm (proc(5)). Elsewhere: what psutil can tell."""
+    if sys.platform != "linux":
+        import psutil  # not needed on Linux, and slow to import: the app asks on the thread of its screens
 
-    try:
-        info = psutil.Process(pid).memory_info()
-    except psutil.Error:
+        try:
+            info = psutil.Process(pid).memory_info()
+        except psutil.Error:
+            return None
+        return ProcessMemory(private=info.rss, shared=0)  # which of it is shared, only Linux tells
+    pages = read_text(Path(f"/proc/{pid}/statm")).split()
+    resident, shared = map(int, pages[1:3] or (0, 0))
+    if not resident:  # a zombie has no memory left
         return None
-    shared = getattr(info, "shared", 0)  # told by Linux only
-    return ProcessMemory(private=info.rss - shared, shared=shared) if info.rss else None  # a zombie has no memory left
+    return ProcessMemory(private=(resident - shared) * PAGESIZE, shared=shared * PAGESIZE)

@@ -76,11 +76,9 @@ def compare(
     order. What a machine does for a whole round is no part of a pair's ratio; where it does nothing, both sides of all
     rounds scatter alike, which tells more of the noise: the narrower of both intervals counts.
 
-    Args:
-        asked: how many such questions a whole run asks: of all answers to equal things, `WRONG` in a run may be wrong.
-        seconds: of the shortest measurement; what interrupts a shorter one weighs more where each was measured once.
-        apart: they were measured at different times, and not in turn.
-    """
+    `asked`: how many such questions a whole run asks: of all answers to equal things, `WRONG` in a run may be wrong.
+    `seconds`: of the shortest measurement; what interrupts a shorter one weighs more where each was measured once.
+    `apart`: they were measured at different times, and not in turn."""
     first, second = [math.log(rate) for rate in a], [math.log(rate) for rate in b]
     n, m = len(first), len(second)
     noise, prior = (NOISE, _PRIOR) if n * m > 1 else (_ALONE * max(_SECONDS / seconds, 1.0), _PRIOR_ALONE)

@@ -129,13 +129,8 @@ SERVER_RECIPE = "Start `llama-server --spec-type draft-…` with it, and `cpucha
 
 
 def unusable(kind: HeadKind, target: str = "", head: str = "", n_layers: int = 1) -> str:
-    """Return why the engine cannot draft with a head of this kind, as a clause; "" where it can.
-
-    Args:
-        target: architecture of the model; "": any.
-        head: that of the head.
-        n_layers: MTP layers of the head.
-    """
+    """Return why the engine cannot draft with a head of this kind, with `n_layers` MTP layers, as a clause; "" where it
+    can. `target` and `head` are architectures of the model ("": any) and of the head."""
     if kind == "dflash":
         return "DFlash and DSpark heads draft whole blocks, which only llama-server does so far"
     if head == "gemma4-assistant":

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from cpuchat.base.text import cut
 from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import HeadSize, windows_of
@@ -163,5 +164,5 @@ def _brief(value: Any) -> str:
         shown = ", ".join(_brief(item) for item in value.first(_SHOWN_VALUES))
         return f"{len(value):,} values: {shown}{', …' if len(value) > _SHOWN_VALUES else ''}"
     if isinstance(value, str):
-        return value if len(value) <= _SHOWN_TEXT else f"{value[: _SHOWN_TEXT - 1]}…"
+        return cut(value, _SHOWN_TEXT)
     return f"{value:g}" if isinstance(value, float) else str(value)

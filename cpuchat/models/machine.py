@@ -280,49 +280,51 @@ def differences(before: Settings, after: Settings) -> Changes:
 _TUNED: Final = "tuned settings"
 
 
-class TunedSettings:
-    """What tuning found. `put` reads a sample of the model, `find` that of one as large as a tuned model: call them in
-    threads."""
-
-    def find(self, model: Path) -> Tuned | None:
-        """Return what was found for this model and machine; None where nothing was, or it is not valid."""
-        entries = store.find_all(_TUNED, Tuned)
-        try:
-            size = model_size(model) if entries else 0
-            if not any(one.subject.settings.get("bytes") == size for one in entries):
-                return None
-            found = store.find(self._subject(model), _TUNED, Tuned)
-            if found is not None:
-                msgspec.convert(found.value.changes, prepared(Settings))
-        except (OSError, CpuchatError, msgspec.ValidationError):
+def find_tuned(model: Path) -> Tuned | None:
+    """Return what was found for this model and machine; None where nothing was, or it is not valid. Reads a sample of
+    one as large as a tuned model: call it in a thread."""
+    entries = store.find_all(_TUNED, Tuned)
+    try:
+        size = model_size(model) if entries else 0
+        if not any(one.subject.settings.get("bytes") == size for one in entries):
             return None
-        return found.value if found is not None else None
+        found = store.find(_tuned_subject(model), _TUNED, Tuned)
+        if found is not None:
+            msgspec.convert(found.value.changes, prepared(Settings))
+    except (OSError, CpuchatError, msgspec.ValidationError):
+        return None
+    return found.value if found is not None else None
 
-    def applied(self, model: Path, chosen: Settings) -> Settings:
-        """Return the settings with which a model is loaded."""
-        found = self.find(model)
-        return found.applied_to(chosen) if found is not None else chosen
 
-    def put(self, model: Path, tuned: Tuned) -> None:
-        """Keep `tuned`; without changes, forget the model. Raises ModelNotFound if its file cannot be read."""
-        if tuned.changes:
-            store.keep(self._subject(model), _TUNED, tuned)
-        else:
-            self.forget(model)
+def with_tuned(model: Path, chosen: Settings) -> Settings:
+    """Return the settings with which a model is loaded."""
+    found = find_tuned(model)
+    return found.applied_to(chosen) if found is not None else chosen
 
-    def forget(self, model: Path) -> bool:
-        """Return to the settings as they are; returns whether there was something to forget. Raises ModelNotFound."""
-        on = self._subject(model)
-        known = store.find(on, _TUNED, Tuned) is not None
-        store.forget(on, _TUNED)
-        return known
 
-    def _subject(self, model: Path) -> Subject:
-        """Raises ModelNotFound."""
-        topology = read_topology()
-        of_content = (file_fingerprint(model),)
-        settings = {"bytes": model_size(model), "quota": topology.quota}
-        return Subject(machine=topology.name, cores=topology.allowed, model=of_content, settings=settings)
+def keep_tuned(model: Path, tuned: Tuned) -> None:
+    """Keep `tuned`; without changes, forget the model. Reads a sample of it: call it in a thread. Raises ModelNotFound
+    if its file cannot be read."""
+    if tuned.changes:
+        store.keep(_tuned_subject(model), _TUNED, tuned)
+    else:
+        forget_tuned(model)
+
+
+def forget_tuned(model: Path) -> bool:
+    """Return to the settings as they are; returns whether there was something to forget. Raises ModelNotFound."""
+    on = _tuned_subject(model)
+    known = store.find(on, _TUNED, Tuned) is not None
+    store.forget(on, _TUNED)
+    return known
+
+
+def _tuned_subject(model: Path) -> Subject:
+    """Raises ModelNotFound."""
+    topology = read_topology()
+    of_content = (file_fingerprint(model),)
+    settings = {"bytes": model_size(model), "quota": topology.quota}
+    return Subject(machine=topology.name, cores=topology.allowed, model=of_content, settings=settings)
 
 
 class TunedMachine:
@@ -331,12 +333,11 @@ class TunedMachine:
 
     def __init__(self, settings: Settings, machine: Machine, loaded: ModelInfo | None = None) -> None:
         self._settings, self._loaded, self._machine = settings, loaded, machine
-        self._tuned = TunedSettings()
         self._known = {PlacementSpec.of(settings): machine}
 
     def settings(self, model: Path) -> Settings:
         """Return the settings that a model is loaded with."""
-        return self._tuned.applied(model, self._settings)
+        return with_tuned(model, self._settings)
 
     def of(self, model: Path) -> Machine:
         """Return the machine with the cores of a model; with those of the settings until these were measured."""

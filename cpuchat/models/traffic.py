@@ -200,14 +200,11 @@ def typical_work(
 ) -> ModelWork:
     """Return the work of a model with a file of `size` bytes.
 
-    Args:
-        params: 0: as many as such a file usually has.
-        active: share of the parameters that a token uses, of a mixture of experts.
-        id: of the catalog; "" for others, whose parts are scaled from the nearest known configuration.
-        dims: its configuration, in the place of that by `id`.
-        of_head: of the MTP head that such a model usually contains instead: one more layer, which attends to all
-            tokens, after a matrix that joins the token's embedding and the hidden state.
-    """
+    `params`: 0: as many as such a file usually has. `active`: share of the parameters that a token uses, of a mixture
+    of experts. `id`: of the catalog; "" for others, whose parts are scaled from the nearest known configuration; `dims`
+    is its configuration, in the place of that by `id`. `of_head`: of the MTP head that such a model usually contains
+    instead: one more layer, which attends to all tokens, after a matrix that joins the token's embedding and the hidden
+    state."""
     kind = main_type(quantization)
     params = params or 8 * size / usual_bits(quantization)
     named = (one for one in dimensions() if any(fnmatch.fnmatch(id, pattern) for pattern in one.ids))

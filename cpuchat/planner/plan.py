@@ -208,7 +208,9 @@ def _words(name: str) -> frozenset[str]:
 
 def read_machine(file: Path) -> MachineSpec:
     """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
-    table = toml.parse(toml.read(file), paths.shown(file))
+    if not (text := toml.read(file)):
+        raise UsageError(f"{paths.shown(file)} is empty, or a link to nothing.")
+    table = toml.parse(text, paths.shown(file))
     for key in _FIGURES & table.keys():
         if isinstance(table[key], int | float) and not isinstance(table[key], bool):
             table[key] = {"value": table[key]}
@@ -230,7 +232,7 @@ def read_machine(file: Path) -> MachineSpec:
 
 USUAL = "Q4_K_M"
 _SIZES = [name for name in SHAPES if name[0].isdigit()]  # the others are for tests
-_TOO_SMALL = 1e6  # parameters: a header without matrices
+_TOO_SMALL = 1e5  # parameters: a header without matrices; the demo draft has a million
 
 
 class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):

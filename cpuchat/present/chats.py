@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cpuchat.models.catalog import CatalogModel
     from cpuchat.models.library.library import Library
     from cpuchat.models.library.places import LocalModel
+    from cpuchat.models.machine import Machine
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -119,6 +120,14 @@ class Offer:
     model: CatalogModel | None = None
 
 
+def speed_of_4b(machine: Machine) -> str:
+    """Return how fast a model of usual size decodes; "" where the bandwidth is unknown."""
+    from cpuchat.models.prediction import estimate
+
+    speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
+    return f"≈{units.about(speed)} tok/s" if speed else ""
+
+
 @dataclass(frozen=True)
 class Welcome:
     """`machine`: `8 cores · 51 GB/s · a 4B model: ≈13 tok/s`; `offer`: None as long as it is not read."""
@@ -135,15 +144,14 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library, fail
     from cpuchat.models.hub.errors import is_offline
     from cpuchat.models.library.places import grouped
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prediction import estimate, estimate_local
+    from cpuchat.models.prediction import estimate_local
 
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
     if machine.peak:
-        speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
         about = "≈" if machine.estimated else "at least " if machine.at_least else ""
         parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
-        parts += [f"a 4B model: ≈{units.about(speed)} tok/s"] if speed else []
+        parts += [f"a 4B model: {speed}"] if (speed := speed_of_4b(machine)) else []
     models = [one for one in library.local_models() if one.size and one.path not in failed]
     here = [(one, estimate_local(one, machine)) for one in models]
     if (best := best_local(here)) is not None:

@@ -17,7 +17,7 @@ from cpuchat.measure.difference import compare
 from cpuchat.models.ollama import ollama_name
 from cpuchat.present.answers import kept_states
 from cpuchat.present.models import measured_speed, speed_rows
-from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.model_info import BufferWeights, EngineInfo, ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import ago, bandwidth, gigabytes, plural, size
@@ -97,7 +97,7 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
         *now.speed[1:],
         *improvements([one for one in examine(facts, beside=model is not None) if one.title != UNMEASURED]),
         ("weights", _weights(now)),
-        ("kernels", "" if now.kernels is None or now.kernels.bars else "".join(now.kernels.foot)),
+        ("kernels", "" if now.kernels is None or now.kernels.bars else now.kernels.foot[-1].removeprefix("kernels ")),
         ("CPU module", now.cpu_module),
         ("saved KV", kept_states(model)),
         ("passes", now.passes),
@@ -202,6 +202,7 @@ _ITSELF = 10  # distance of a node from itself, by ACPI
 def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> list[Row]:
     """Return how fast a model was here, is predicted to be and can be at most, and its memory; [] where its file cannot
     be read. `loaded` counts as unloaded. Reads files."""
+    from cpuchat.models import fit
     from cpuchat.models.drafts.choice import predict_load
     from cpuchat.models.gguf.header import model_files, read_model
     from cpuchat.models.library.usage import usage_of, usages
@@ -217,7 +218,10 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
     (label, predicted), *limit = speed_rows(found, tuned.of(path).at_least)
     rows = [("model", f"{ollama_name(path) or header.name} {header.quantization}"), (label, measured)]
     rows += [("predicted" if measured else label, predicted), *limit]
-    rows += [("missing", missing(found, used.plain_tok_s)), ("needs", found.explained)]
+    needs = found.explained
+    if loaded is not None:  # the memory that is free is shown without it then
+        needs = f"{fit.gigabytes(found.needed)} GB, loaded · {found.need.breakdown(found.draft_need)}"
+    rows += [("missing", missing(found, used.plain_tok_s)), ("needs", needs)]
     return [(label, clean_line(text)) for label, text in rows if text]
 
 
@@ -250,7 +254,7 @@ _TOLD = 0.02
 def last_answer(figures: ChatFigures) -> tuple[Row, ...]:
     """Return the speed of the running or last answer, and which share of the cores it got; () without one."""
     rate, share = figures.tok_s.value, figures.cores_share
-    cores = "" if share is None else f" · cores {100 * share:.0f} % yours"
+    cores = "" if share is None else f" · cores {100 * share:.0f} % yours, other programs have the rest"
     label = "last answer" if figures.phase == "done" else "this answer"
     return ((label, f"{units.rate(rate)} tok/s{cores}"),) if rate is not None else ()
 
@@ -341,12 +345,12 @@ def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
 
 
 def kernel_chart(
-    instructions: str, products: Mapping[str, MeasuredProducts], peak: float, model: ModelInfo | None = None
+    instructions: str, products: Mapping[str, MeasuredProducts], known: Peak | None, model: ModelInfo | None = None
 ) -> Chart:
     """Return how fast weights of each measured type are multiplied with one token, those of a model first, against the
-    read bandwidth `peak` (0: unknown); and the `instructions` of cpuchat's kernels ("": llama.cpp's alone run)."""
-    sizes = Counter[str]()
-    for part in model.evidence.weights if model is not None and model.evidence is not None else ():
+    `known` read bandwidth; and the `instructions` of cpuchat's kernels ("": llama.cpp's alone run)."""
+    sizes, peak = Counter[str](), known.bytes_per_s if known is not None else 0.0
+    for part in multiplied(model):
         sizes[part.type.upper()] += part.bytes
     bars = list[Bar]()
     for kind, one in sorted(products.items(), key=lambda item: (-sizes[item[0]], item[0])):
@@ -356,11 +360,24 @@ def kernel_chart(
         note = f"{units.factor(used / other)} {of}{f' · {size(sizes[kind])}' if sizes[kind] else ''}"
         bars.append(Bar(kind, used, note, one.disturbed))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
-    foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth"] if peak else []
+    foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None else []
+    foot += ["░ other programs ran, so it may be faster"] if any(one.estimated for one in bars) else []
     if not bars:
         foot = [f"{kernels}: no type of weights measured yet, a load measures those of its model"]
     scale = max([peak, *(one.rate for one in bars)])
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
+
+
+def _how_sure(peak: Peak) -> str:
+    return ", ≈ estimated" if peak.estimated else ", at least" if peak.at_least else ""
+
+
+def multiplied(model: ModelInfo | None) -> list[BufferWeights]:
+    """Return the weights of a loaded model without tables that are only looked up: the rest of a type whose products
+    are cpuchat's."""
+    weights = model.evidence.weights if model is not None and model.evidence is not None else ()
+    ours = {one.type for one in weights if one.is_of_cpuchat}
+    return [one for one in weights if one.is_of_cpuchat or one.type not in ours]
 
 
 def core_chart(topology: Topology, now: Now) -> Chart:
@@ -604,10 +621,10 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
 
     if not engine.kernels or model.evidence is None:
         return kernel_words(engine)
-    parts, ours = list[str](), {one.type for one in model.evidence.weights if one.is_of_cpuchat}
-    for one in model.evidence.weights:
+    parts = list[str]()
+    for one in multiplied(model):
         kind, sides = one.type.upper(), ("cpuchat", "llama.cpp")
-        if kind not in TYPES or (one.type in ours and not one.is_of_cpuchat):  # such as a table that is only looked up
+        if kind not in TYPES:
             continue
         used, other = sides if one.is_of_cpuchat else sides[::-1]
         words = f"{used} {kind} {size(one.bytes)}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
-from cpuchat.base.text import clean_line
+from cpuchat.base.text import clean_line, cut
 from cpuchat.models.catalog import PACE, CatalogModel
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.downloads.state import Download
@@ -61,15 +61,11 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
         ("Origin", [("base model", ", ".join(model.base_models)), ("license", model.license)]),
         ("Metadata", list(model.settings) if settings else []),
     ]
-    shown = [
-        (heading, [(_short(label, _MAX_LABEL), _short(text, _MAX_TEXT)) for label, text in rows if text])
-        for heading, rows in found
-    ]
-    return [(heading, rows) for heading, rows in shown if rows]
 
+    def shown(rows: Rows) -> Rows:
+        return [(clean_line(cut(label, _MAX_LABEL)), clean_line(cut(text, _MAX_TEXT))) for label, text in rows if text]
 
-def _short(text: str, max_length: int) -> str:
-    return clean_line(text if len(text) <= max_length else f"{text[: max_length - 1]}…")
+    return [(heading, rows) for heading, all_rows in found if (rows := shown(all_rows))]
 
 
 def _model(model: Inspection) -> Rows:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.base.text import clean_line
+from cpuchat.base.text import clean_line, cut
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural
 from cpuchat.tools.config import MAX_TOOLS
@@ -32,9 +32,8 @@ _UNSEEN = re.compile(
 
 def title(call: ToolCall, result: ToolResult | None = None) -> str:
     """Format `read_file(path: notes.md, first_line: 3)`, arguments shortened, and how it failed."""
-    shown = _arguments_line(call)
     state = "" if result is None or not result.failed else f" · {result.ended or 'failed'}"
-    return f"{shown_name(call.name)}({_shortened(shown, _LONGEST)}){state}"
+    return f"{shown_name(call.name)}({cut(_arguments_line(call), _LONGEST)}){state}"
 
 
 def _arguments_line(call: ToolCall) -> str:
@@ -47,12 +46,7 @@ def _arguments_line(call: ToolCall) -> str:
 
 def shown_name(name: str) -> str:
     """Return the name of a tool, in one line of at most LONGEST_NAME characters."""
-    return _shortened(name, LONGEST_NAME)
-
-
-def _shortened(text: str, max_length: int) -> str:
-    text = clean_line(text)
-    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+    return cut(clean_line(name), LONGEST_NAME)
 
 
 def arguments(call: ToolCall, width: int = 0) -> str:

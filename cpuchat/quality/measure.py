@@ -73,13 +73,9 @@ class QualityProgress:
 
 class QualityMeasurement:
     """Compares each of `others` with `base`, over `texts` (default: the built-in ones), from what earlier runs have
-    measured of it on. `comparisons` grows while `run` runs, and stays valid when that is cancelled.
-
-    Raises:
-        UsageError: no model to compare with.
-        ModelNotFound, ModelDamaged: a model cannot be read.
-        VocabularyMismatch: a model has other tokens than the base.
-    """
+    measured of it on. `comparisons` grows while `run` runs, and stays valid when that is cancelled. Raises UsageError:
+    no model to compare with; ModelNotFound, ModelDamaged: a model cannot be read; VocabularyMismatch: a model has other
+    tokens than the base."""
 
     def __init__(self, base: Path, others: Sequence[Path], texts: Sequence[Text] = (), *, n_ctx: int = N_CTX) -> None:
         if not others:

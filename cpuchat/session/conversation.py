@@ -26,7 +26,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import Tuned, TunedSettings, reach_of
+from cpuchat.models.machine import Tuned, find_tuned, reach_of
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDone,
@@ -221,7 +221,7 @@ class Conversation:
             self._path = path
             self.tuned = self.recommended = None
             on_server = isinstance(path, ServerModel)
-            self.tuned = None if on_server else await asyncio.to_thread(TunedSettings().find, path)
+            self.tuned = None if on_server else await asyncio.to_thread(find_tuned, path)
             draft, note = await self._choose_draft(path, strict, calibrate)
             self.meter.expect(self.speculation)
             self.meter.load_started()

@@ -65,14 +65,9 @@ class _Reading:
 
 
 class Speaker:
-    """Use from one event loop. Nothing is started before `prepare` or the first sentence.
-
-    Args:
-        speed: of the voice; 1 is normal.
-        player: makes the player of a reading.
-        tell: called with what went wrong; the reading is over then.
-        ended: called when a reading is over by itself.
-    """
+    """Use from one event loop. Nothing is started before `prepare` or the first sentence. `speed` of the voice: 1 is
+    normal. `player` makes the player of a reading; `tell` is called with what went wrong: the reading is over then;
+    `ended` is called when a reading is over by itself."""
 
     def __init__(
         self,

@@ -170,14 +170,13 @@ _UPDATES = 5  # the worker tells four times a second what it evaluated
 class ChatFigures:
     """The current figures.
 
-    `load_fraction` 0-1, None: not loading, or of an unknown size. `prefill_*` in tokens of the prompt;
-    `prefill_cached` of them were reused from the KV cache; `reuse` as in `Timings`. The rest takes `prefill_left_s`;
-    None before that can be told.
-    `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
-    `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `stop_reason` is
-    None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample per half second of
-    decoding, oldest first, over answers too. `unreported` are the figures that a server does not report, and why.
-    `approximate`: tokens are counted by the parts that a server sends.
+    `load_fraction` 0-1, None: not loading, or of an unknown size. `prefill_*` in tokens of the prompt; `prefill_cached`
+    of them were reused from the KV cache; `reuse` as in `Timings`. The rest takes `prefill_left_s`; None before that
+    can be told. `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last
+    second, `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context.
+    `stop_reason` is None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample
+    per half second of decoding, oldest first, over answers too. `unreported` are the figures that a server does not
+    report, and why. `approximate`: tokens are counted by the parts that a server sends.
     """
 
     phase: Phase
@@ -229,10 +228,10 @@ class Meter:
         self._machine: MachineSample | None = None
         self._model: ModelInfo | None = None
         self._reported: set[str] = set()  # figures that the server did report, against `ModelInfo.unreported`
-        self._reset(0)
+        self._reset()
 
-    def _reset(self, request_id: int) -> None:
-        self._request_id = request_id
+    def _reset(self) -> None:
+        self._request_id = 0
         self._prefill: PrefillProgress | None = None
         self._prefill_start: tuple[float, int] | None = None
         self._prefill_points: list[tuple[float, int]] = []  # since then
@@ -272,19 +271,19 @@ class Meter:
 
     def request_started(self, now: float) -> None:
         """Record that a request was sent: this clears the last answer's figures; prefill begins."""
-        self._reset(0)
+        self._reset()
         self._phase = "prefill"
         self._prefill_start = (now, 0)
 
     def load_started(self) -> None:
         """Record that a model is going to be loaded: this clears the figures of the one before."""
-        self._reset(0)
+        self._reset()
         self._without_model()
         self._phase = "loading"
 
     def chat_changed(self, n_past: int) -> None:
         """Record the switch to a chat with `n_past` tokens in its context, which clears the last answer's figures."""
-        self._reset(0)
+        self._reset()
         self._history.clear()
         if self._phase != "loading":
             self._phase = "idle"
@@ -300,7 +299,7 @@ class Meter:
         if isinstance(event, _OF_AN_ANSWER):
             if event.request_id != self._request_id:
                 if self._request_id or self._phase != "prefill":
-                    self._reset(event.request_id)
+                    self._reset()
                 self._request_id = event.request_id
             if self._phase in ("idle", "done"):
                 self._phase = "prefill"

@@ -82,9 +82,8 @@ class Roofline:
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
     together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; the last is
     missing where an answer exceeded it. `peak` is what the answer read, at least, where that is more than what was
-    measured. `rough`: it may be more than `peak`.
-    `bytes_per_pass` of the target. `limit` is what takes most of a pass. `fits_cache`: the weights stay in L3, so
-    memory is no limit.
+    measured. `rough`: it may be more than `peak`. `bytes_per_pass` of the target. `limit` is what takes most of a pass.
+    `fits_cache`: the weights stay in L3, so memory is no limit.
     """
 
     bandwidth: Metric[float] = _NO_FIGURE

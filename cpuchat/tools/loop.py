@@ -197,14 +197,12 @@ _CHANGED = ToolResult(text="Not run: the tool changed after the user was asked. 
 
 
 class ToolLoop:
-    """Answers with tools of `toolbox`, which it owns. `ask` is called before a call that is not approved yet.
-
-    An approval may hold for a chat, and for the tool as it is: one that changes in any way is another one.
-    """
+    """Answers with tools of `toolbox`, which it owns. `ask` is called before a call that is not `approved`: for a chat,
+    and a tool as it is; one that changes in any way is another one."""
 
     def __init__(self, toolbox: Toolbox, ask: Ask) -> None:
         self.toolbox = toolbox
-        self._approved: set[tuple[str, str]] = set()
+        self.approved: set[tuple[str, str]] = set()
         self._ask = ask
         self._running: asyncio.Future[Any] | None = None
         self._stopped = False
@@ -214,15 +212,6 @@ class ToolLoop:
         self._stopped = True
         if self._running is not None:
             self._running.cancel()
-
-    @property
-    def has_approvals(self) -> bool:
-        """Return whether some calls are not asked for."""
-        return bool(self._approved)
-
-    def forget_approvals(self) -> None:
-        """Ask again before every call."""
-        self._approved.clear()
 
     async def answer(
         self,
@@ -303,14 +292,14 @@ class ToolLoop:
             return tool or _STOPPED
         if (refusal := limits.refusal(call)) is not None:
             return refusal
-        if (chat_id, tool.fingerprint) not in self._approved:
+        if (chat_id, tool.fingerprint) not in self.approved:
             choice = await self._until_stopped(self._ask(tool, call))
             if choice is None or choice == "refuse":
                 return _STOPPED if choice is None else _REFUSED
             if tool.fingerprint != self.toolbox.fingerprint(call):
                 return _CHANGED
             if choice == "chat":
-                self._approved.add((chat_id, tool.fingerprint))
+                self.approved.add((chat_id, tool.fingerprint))
         return await self._until_stopped(self.toolbox.run(call)) or _STOPPED
 
     async def _until_stopped(self, work: Awaitable[T]) -> T | None:

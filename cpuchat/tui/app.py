@@ -50,15 +50,10 @@ _LAST_WORDS_SECONDS = 2.0  # for an answer to end in order; a worker that hangs 
 
 
 class ChatApp(OrderedKeys[int], GuardedApp[int]):
-    """The terminal app around one `Conversation`, which it closes when it ends.
-
-    Args:
-        initial_model: loaded after the first paint; None starts without a model.
-        sides: compare these first; the model is loaded afterwards.
-        downloads: makes the manager of the downloads when the first one is asked for.
-        sources: where the settings come from.
-        tool_servers: MCP servers to start.
-    """
+    """The terminal app around one `Conversation`, which it closes when it ends. `initial_model` is loaded after the
+    first paint, None starts without a model; with `sides`, these are compared first. `downloads` makes the manager of
+    the downloads when the first one is asked for; `sources`: where the settings come from; `tool_servers`: MCP servers
+    to start."""
 
     # The chat is the default screen, whose own sheet Textual does not load. Subclasses are in other folders.
     CSS_PATH: ClassVar = [Path(__file__).parent / "app.tcss", Path(__file__).parent / "chat/chat.tcss"]

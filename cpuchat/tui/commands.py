@@ -83,13 +83,15 @@ def offered(screen: Screen[Any]) -> list[tuple[keys.Key, str, Callable[[], Any]]
 
 
 def matches(query: str, rows: Iterable[tuple[str, str, T]]) -> list[tuple[float, str, T]]:
-    """Return the rows (title, other words, anything) with all words of a query; those with all in the title first."""
+    """Return the rows (title, other words, anything) with all words of a query; those with all in the title first,
+    above all where they begin words of it."""
     words = query.casefold().split()
     found = list[tuple[float, str, T]]()
     for title, others, row in rows:
         folded = title.casefold()
         if all(word in folded or word in others.casefold() for word in words):
-            found.append((1.0 + all(word in folded for word in words), title, row))
+            in_title = all(word in folded for word in words) + all(f" {word}" in f" {folded}" for word in words)
+            found.append((1.0 + in_title, title, row))
     return found
 
 

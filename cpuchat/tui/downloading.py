@@ -72,11 +72,7 @@ class Downloading:
 
     def start(self, repo: str, revision: str, model: RepoModel, newest_at: float = 0.0) -> Download:
         """Download `model` of the commit `revision`; one that is in the list already goes on. `newest_at` see
-        `Repository`.
-
-        Raises:
-            UsageError, HubError: it can't be downloaded, whatever is tried.
-        """
+        `Repository`. Raises UsageError, HubError: it can't be downloaded, whatever is tried."""
         download = self._open().start(repo, revision, model, newest_at)
         self._states.setdefault(download.id, download.state)
         self._newest = download.id

@@ -157,11 +157,8 @@ class Keymap(NamedTuple):
 
 
 def parse_keys(text: str) -> str:
-    """Return keys, separated by commas, by Textual's names: `Ctrl+N, ?` is `ctrl+n,question_mark`.
-
-    Raises:
-        ValueError: there is no such key, or they are too many.
-    """
+    """Return keys, separated by commas, by Textual's names: `Ctrl+N, ?` is `ctrl+n,question_mark`. Raises ValueError:
+    there is no such key, or they are too many."""
     parts = [part for part in text.replace(" ", "").split(",") if part]
     if len(parts) > _MAX_KEYS:
         raise ValueError(f"more than {_MAX_KEYS} keys")
@@ -194,11 +191,8 @@ def _is_typed(name: str) -> bool:
 
 def problem_with(key: Key, wanted: str, moved: Mapping[str, str]) -> str:
     """Return why an action cannot have the keys `wanted`, "" if it can: one is typed as text, or is taken by an action
-    at a place that meets its own. What both have by default is not taken.
-
-    Args:
-        moved: the other actions that were moved.
-    """
+    at a place that meets its own. What both have by default is not taken. `moved`: the other actions that were
+    moved."""
     parts = set(wanted.split(",")) - {""}
     if key.priority or key.place in _TYPED:
         for one in filter(_is_typed, parts):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static, TabbedContent, TabPane
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.config import settings as settings_file
-from cpuchat.config.settings import DECLARED, Settings, value_of, with_changes
+from cpuchat.config.settings import DECLARED, Settings, value_of
 from cpuchat.telemetry import units
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -109,23 +105,12 @@ class SettingsScreen(FormScreen[Settings | None], keys="settings"):
         how = "tuned with an earlier engine" if tuned.is_outdated else "tuned"
         return f"{', '.join((f'{how}: {choice.words}', *gains))} · `cpuchat tune --undo` reverts"
 
-    def save(self) -> None:
+    async def save(self) -> Settings:
         changes: dict[str, dict[str, Any]] = {}
         for row in self.rows:
             if row.changed:
                 changes.setdefault(row.field.section, {})[row.field.name] = row.field.parse(row.content)
-        self.saving = True
-        self._save(changes)
-
-    @work
-    async def _save(self, changes: dict[str, dict[str, Any]]) -> None:
-        try:
-            await asyncio.to_thread(settings_file.update, changes)
-            self._services.setting_sources.saved(changes)
-            self.notify("Settings saved.")
-            # Others may have changed while this form was open: only what was changed here is put into them.
-            await self.dismiss_when_on_top(with_changes(self._services.settings, changes))
-        except (CpuchatError, OSError) as error:
-            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
-        finally:
-            self.saving = False
+        # Others may have changed while this form was open: only what was changed here is put into them.
+        changed = await self.write_settings(changes)
+        self.notify("Settings saved.")
+        return changed

@@ -121,11 +121,7 @@ def contrast(one: Color, other: Color) -> float:
 
 
 def parse_theme(text: str) -> Theme:
-    """Read one theme.
-
-    Raises:
-        ThemeError: not TOML, an unknown key, or a value that Textual would stumble over.
-    """
+    """Read one theme. Raises ThemeError: not TOML, an unknown key, or a value that Textual would stumble over."""
     try:
         file = msgspec.convert(toml.loads(text), prepared(_ThemeFile))
     except msgspec.ValidationError as error:

@@ -128,8 +128,7 @@ def ubatch_choice(chosen: Settings, max_tokens: int) -> TuningChoice:
 
 
 def drafter_choice(chosen: Settings, draft: str) -> TuningChoice:
-    """All drafters, suffix decoding alone, none; with adaptive depth. `draft` names the draft model, "" for
-    none."""
+    """All drafters, suffix decoding alone, none; with adaptive depth. `draft` names the draft model, "" for none."""
     keys, here = ("speculation.drafters", "speculation.depth"), TuningCandidate(drafter_words(chosen), chosen)
     # Without a draft model suffix decoding is all there is.
     names = ["auto", "suffix", "off"] if draft else ["auto", "off"]

@@ -23,7 +23,7 @@ from cpuchat.measure.turns import DRIFT, C, Drifted, Rates, Rounds, Turns
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import MEASURED, Tuned, TunedChoice, TunedSettings, differences, set_keys
+from cpuchat.models.machine import MEASURED, Tuned, TunedChoice, differences, find_tuned, keep_tuned, set_keys
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import TuningCandidate, TuningChoice
 from cpuchat.tune.measurer import OVERALL, Measurer, Speed
@@ -153,13 +153,9 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuner:
-    """Tunes one model. `run` once. `what` is being measured, `choices` are decided; `limit` in seconds.
-
-    Args:
-        chosen: the user's settings.
-        seconds: the time limit; None: `LIMIT_SECONDS`, longer for models that take long to load.
-        tell: called whenever something changed.
-    """
+    """Tunes one model with the settings `chosen` by the user. `run` once. `what` is being measured, `choices` are
+    decided. `seconds` is the time limit (then `limit`); None: `LIMIT_SECONDS`, longer for models that take long to
+    load. `tell` is called whenever something changed."""
 
     def __init__(
         self, path: Path, chosen: Settings, *, seconds: float | None = None, tell: Callable[[], None] = lambda: None
@@ -188,8 +184,7 @@ class Tuner:
         loaded; CpuchatError: the model cannot be loaded or measured as it is set now.
         """
         self._start = time.monotonic()
-        kept = TunedSettings()
-        earlier = await asyncio.to_thread(kept.find, self._path)
+        earlier = await asyncio.to_thread(find_tuned, self._path)
         chosen = earlier.applied_to(self._wanted) if earlier is not None else self._wanted
         topology = await asyncio.to_thread(read_topology)
         with contextlib.suppress(CpuchatError):  # without one
@@ -211,7 +206,7 @@ class Tuner:
             await self._measurer.backend.close()
         result = self._result(chosen)
         if not self._measurer.stopped or result.adopted:
-            await asyncio.to_thread(kept.put, self._path, result.kept_as(earlier))
+            await asyncio.to_thread(keep_tuned, self._path, result.kept_as(earlier))
         return result
 
     def _choices(self, topology: Topology, about: Speed) -> Iterator[Callable[[Settings], TuningChoice]]:

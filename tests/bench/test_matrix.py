@@ -11,7 +11,7 @@ from cpuchat.base.errors import DraftMismatch, ModelNotFound, UsageError
 from cpuchat.bench.matrix import BenchCell, cells_of, check_placements, workloads
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import Tuned, TunedSettings
+from cpuchat.models.machine import Tuned, keep_tuned
 
 
 def cells(models: Sequence[str] = ("demo",), **values: Any) -> list[BenchCell]:
@@ -90,7 +90,7 @@ def test_models_and_drafts_that_are_not_there() -> None:
 
 def test_what_tuning_found_is_measured_where_the_matrix_names_nothing_else() -> None:
     changes = {"engine": {"threads": 1, "flash_attn": "off", "ubatch": 128}}
-    TunedSettings().put(Library([]).resolve("demo"), Tuned(model="demo", changes=changes))
+    keep_tuned(Library([]).resolve("demo"), Tuned(model="demo", changes=changes))
 
     def setups(**values: object) -> list[tuple[int, str, int]]:
         found = dict.fromkeys(one.setup for one in cells(models=["demo", "demo-q4"], tg=[8], **values))

@@ -18,6 +18,12 @@ def test_a_model_on_a_machine() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+def test_the_smallest_model_is_planned_with_its_draft_or_without() -> None:
+    done = run("plan", "demo")
+    assert done.returncode == 0 and "draft model  cpuchat demo draft 1M" in done.stdout, done.stderr
+    assert "draft" not in run("plan", "demo", "--draft", "none").stdout
+
+
 def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)
@@ -38,3 +44,9 @@ def test_a_model_on_all_machines_and_the_machines() -> None:
     rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]
     assert rates == sorted(rates, reverse=True) and len(rates) >= 11
     assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in run("plan", "--machines").stdout
+
+
+def test_the_bundled_demo_model_with_its_draft_model() -> None:
+    done = run("plan", "demo")
+    assert done.returncode == 0, done.stderr
+    assert "draft model  cpuchat demo draft 1M" in done.stdout

@@ -90,8 +90,10 @@ def test_rounds_that_differ_and_wrong_words_are_pointed_out(
     on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on("epyc-9354")
-    monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10)))
+    monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10), (0.5, 0.5)))
     assert "other programs are running" in run().stdout
+    monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 2e10, (1e10, 2e10), (0.5, 0.5)))
+    assert "An earlier measurement read more and stays in use: at least 30 GB/s" in run().stdout
     for wrong in (("--cores", "some"), ("--cores", "99"), ("--memory-policy", "bind:5")):
         with pytest.raises(UsageError):
             run(*wrong)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config import settings
-from cpuchat.models.machine import TunedSettings
+from cpuchat.models.machine import find_tuned
 from tests.cli.program import run, start, succeeded
 from tests.support.tuning import make_up_speeds, without_flash_attention
 
@@ -25,11 +25,11 @@ def test_a_table_one_sentence_and_the_way_back(tiny_model: Path, monkeypatch: py
     assert row.split() == ["flash", "attention", "auto", "→", "off", "0.0", "%", "+25.0", "%", "adopted"]
     assert "prefill 100 → 125 tok/s" in done.stdout
     assert "flash attention · auto → off" in done.stderr
-    assert TunedSettings().find(tiny_model) is not None
+    assert find_tuned(tiny_model) is not None
 
     done = run("tune", str(tiny_model), "--undo")
     assert (done.returncode, done.stdout) == (0, f"{tiny_model.stem}: untuned from the next load.\n")
-    assert TunedSettings().find(tiny_model) is None
+    assert find_tuned(tiny_model) is None
     assert "was not tuned" in run("tune", str(tiny_model), "--undo").stdout
 
 

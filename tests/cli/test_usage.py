@@ -56,8 +56,8 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["models", "inspect", "x"], ["Did you mean cpuchat models show?"]),
         (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
         (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
-        (["ask", "-"], ["No question"]),
-        (["ask", os.fsdecode(b"caf\xe9")], ["UTF-8"]),
+        pytest.param(["ask", "-"], ["No question"], id="dash"),
+        pytest.param(["ask", os.fsdecode(b"caf\xe9")], ["UTF-8"], id="no-text"),
         (["ask", "--file", "gone.txt", "q"], ["Cannot read gone.txt: No such file or directory."]),
         (["ask", "--raw", "--file", "gone.txt", "q"], ["--file cannot be used with --raw"]),
         (["ask", "--allow-tools", "q"], ["--allow-tools without tools"]),
@@ -156,6 +156,12 @@ def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
     assert done.stdout == ""  # no JSON was asked for
     assert "cpuchat: --json is part of the text here: options go before it.\n" in done.stderr
     assert "is part of" not in run("ask", "-m", "no-such", "--", "What does", "--json", "print?").stderr
+
+
+def test_options_behind_a_quoted_text_are_options() -> None:
+    given = compare.make_context("compare", ["a", "b", "Why is it?", "--rounds", "2", "--json"]).params
+    assert (given["prompt"], given["rounds"], given["as_json"]) == (("Why is it?",), 2, True)
+    assert "'no-such' on this machine" in run("ask", "Why?", "-m", "no-such").stderr
 
 
 def test_input_that_is_no_text_is_refused() -> None:

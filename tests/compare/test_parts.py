@@ -54,6 +54,7 @@ def test_a_wrong_side_is_a_usage_error(text: str, message: str) -> None:
         ("demo", "demo-q4", ("Q8_0", "Q4_K_M")),
         ("demo,threads=1", "demo,threads=2", ("Q8_0 · threads 1", "Q8_0 · threads 2")),
         ("demo,threads=2", "demo-q4,threads=2", ("Q8_0", "Q4_K_M")),
+        ("demo", "demo", ("Q8_0", "Q8_0 again")),
     ],
 )
 def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) -> None:

@@ -63,6 +63,13 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ["[1]", "[1, null]", "[1, null, true, false]"],
         ["[]", "[null]", "[1, true]", "[1, null, 2]"],
     ),
+    "tuples in tuples": (
+        {"prefixItems": [{"type": "integer"}, {"type": "array", "prefixItems": [{"type": "null"}], "items": False,
+                                               "minItems": 1}],
+         "type": "array", "items": False, "minItems": 2},
+        ["[1, [null]]"],
+        ["[]", "[1]", "[1, []]", "[1, [null], 2]", "[[null], 1]"],
+    ),
     "discriminated": (
         {"type": "object", "required": ["kind"], "oneOf": [
             {"properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}, "required": ["n"]},
@@ -124,6 +131,7 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
         ({"anyOf": [{"$ref": "#/anyOf/1"}, {"$ref": "#/anyOf/0"}]}, "refers to itself without an end"),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "refers to itself without an end"),
         ({"type": "array", "prefixItems": [{}, False], "items": False, "minItems": 2}, "allows nothing"),
+        ({"prefixItems": [{"type": "null"}], "items": False, "minItems": 2}, "allows nothing"),
         ({"pattern": "(?=a)b"}, "look-around"),
         ({"pattern": "(a"}, "unclosed group"),
         ({"properties": {f"p{n}": {} for n in range(2_000)}}, "more than 1,500 properties"),
@@ -132,7 +140,7 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
          "references lead through more than 500 levels"),
         ({"allOf": [{"anyOf": [{"required": [f"p{m}_{n}"]} for n in range(6)]} for m in range(8)]}, "too large"),
     ],
-    ids=range(23),
+    ids=range(24),
 )  # fmt: skip
 def test_what_a_grammar_cannot_enforce_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:

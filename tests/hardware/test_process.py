@@ -70,3 +70,11 @@ def test_a_process_that_is_gone_has_none() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is waited for
         assert process_memory(child.pid) is None
     assert process_memory(child.pid) is None
+
+
+def test_the_memory_of_a_process_needs_no_slow_import() -> None:
+    """The app asks for it on the thread of its screens, first while a model loads."""
+    code = "import os, sys; from cpuchat.hardware.process import process_memory; process_memory(os.getpid())"
+    code += "; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "psutil" not in loaded

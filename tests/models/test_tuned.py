@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings, differences
+from cpuchat.models.machine import Tuned, TunedChoice, differences, find_tuned, keep_tuned
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TUNED = Tuned(
@@ -39,17 +39,17 @@ def test_what_the_user_set_wins_with_all_that_belongs_to_it(changes: dict[str, d
 def test_it_belongs_to_the_content_and_the_machine(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TunedSettings().put(tiny_model, TUNED)
+    keep_tuned(tiny_model, TUNED)
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny_model.read_bytes())
-    assert TunedSettings().find(copy) == TUNED
-    assert TunedSettings().find(write_tiny_gguf(tmp_path / "other.gguf", with_template=False)) is None
-    assert TunedSettings().find(tmp_path / "gone.gguf") is None
+    assert find_tuned(copy) == TUNED
+    assert find_tuned(write_tiny_gguf(tmp_path / "other.gguf", with_template=False)) is None
+    assert find_tuned(tmp_path / "gone.gguf") is None
     half = dataclasses.replace(read_topology(), quota=0.5)
     monkeypatch.setattr("cpuchat.models.machine.read_topology", lambda: half)
-    assert TunedSettings().find(tiny_model) is None
+    assert find_tuned(tiny_model) is None
 
 
 def test_values_that_are_not_valid_any_more_are_ignored(tiny_model: Path) -> None:
-    TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": "many", "magic": 1}}))
-    assert TunedSettings().find(tiny_model) is None
+    keep_tuned(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": "many", "magic": 1}}))
+    assert find_tuned(tiny_model) is None

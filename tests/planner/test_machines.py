@@ -59,11 +59,12 @@ def test_machines_of_the_config_folder_are_known_by_name() -> None:
     (folder / "Lab 1.toml").write_text(OWN)
     (folder / "mine.toml").write_text(OWN.replace('name = "Lab server"', 'id = "epyc-9754"\nname = "My 9754"'))
     (folder / "broken.toml").write_text("cores = 3")
+    (folder / "gone.toml").symlink_to(folder / "moved away.toml")
     known, problems = all_machines()
     assert len(known) == len(machines()) + 1
     assert find_machine("lab-1").name == find_machine("Lab server").name == "Lab server"
     assert find_machine("epyc-9754").name == "My 9754"
-    assert len(problems) == 1
+    assert len(problems) == 2 and problems[1].endswith("gone.toml is empty, or a link to nothing.")
     with pytest.raises(UsageError, match="Unknown machine") as error:
         find_machine("broken")
     assert "broken.toml" in error.value.hint

@@ -20,7 +20,7 @@ from cpuchat.models.fit import draft_memory, plan_memory, snapshots
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import Tuned, TunedSettings, this_machine
+from cpuchat.models.machine import Tuned, keep_tuned, this_machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
@@ -55,7 +55,7 @@ def test_a_tuned_model_is_planned_on_its_own_cores(tmp_path: Path, monkeypatch: 
     topology = simulate_topology(monkeypatch, tmp_path / "desktop")
     every, one = (choose_cores(topology, "auto", n).cpus for n in (0, 1))
     keep(ReadBandwidth(cpus=every, bytes_per_s=40e9, rounds=(40e9,)))
-    TunedSettings().put(file, Tuned(model="tiny", changes={"engine": {"threads": 1}}))
+    keep_tuned(file, Tuned(model="tiny", changes={"engine": {"threads": 1}}))
     model = from_header(read_model(file))
     assert ThisMachine(Settings()).of(model).cores.value == len(every)  # the others were not measured
     keep(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))

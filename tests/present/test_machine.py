@@ -9,13 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.costs.model import PassCost
+from cpuchat.costs.model import PassCost, ProductRate
 from cpuchat.hardware.diagnostics import DiagnosticFacts, gather_facts
 from cpuchat.models.fit import MemoryNeed
+from cpuchat.models.kernels import MeasuredProducts
 from cpuchat.models.prediction import Prediction
-from cpuchat.present.machine import Now, about, bandwidth_bars, how_known, missing, read_bandwidth, rows
+from cpuchat.present.machine import Now, about, bandwidth_bars, how_known, kernel_chart, missing, read_bandwidth, rows
+from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
 from cpuchat.telemetry.machine import Peak, Peaks
 from tests.hardware.trees import CPUS, make_tree
+from tests.models.library.test_usage import info
 
 Facts = Callable[[str], DiagnosticFacts]
 
@@ -83,3 +86,15 @@ def test_the_clock_is_that_of_the_cores_that_compute(facts: Facts, tmp_path: Pat
     root = make_tree(tmp_path, "hybrid-desktop")
     (root / f"{CPUS}/cpu16/cpufreq/scaling_cur_freq").write_text("800000")
     assert gather_facts(refused=lambda _: "", counts=False, root=root).clock.low > 4_000_000
+
+
+def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Path) -> None:
+    buffers = (("CPU_CPUCHAT", "q4_K", 626), ("CPU_Mapped", "q4_K", 131), ("CPU_REPACK", "q8_0", 354))
+    weights = tuple(BufferWeights(buffer=name, type=kind, n_tensors=1, bytes=n * 10**6) for name, kind, n in buffers)
+    model = info(tmp_path / "some.gguf", evidence=LoadEvidence(weights=weights))
+    rates = ProductRate("Q4_K", ((1.0, 14e9),))
+    products = {"Q4_K": MeasuredProducts(cpuchat=rates, llama_cpp=rates, disturbed=True)}
+    found = kernel_chart("AVX2", products, Peak(12e9, (0,), at_least=True), model)
+    assert "626 MB" in found.bars[0].note
+    assert list(found.foot) == ["╎ 12 GB/s read bandwidth, at least", "░ other programs ran, so it may be faster"]
+    assert "kernels for AVX2: no type" in kernel_chart("AVX2", {}, None, model).foot[0]

@@ -132,7 +132,7 @@ async def test_an_approval_is_for_a_chat_and_for_the_tool_as_it_is() -> None:
     for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}):
         model.tools = [msgspec.structs.replace(model.tools[0], **changed)]
         assert await asked("one") == 1
-    loop.forget_approvals()
+    loop.approved.clear()
     assert await asked("one") == 1
 
 

@@ -45,6 +45,11 @@ def test_titles_come_before_groups() -> None:
     assert [row for _, _, row in sorted(matches("theme", rows), reverse=True)] == [2, 1]
 
 
+def test_a_word_of_the_title_comes_before_a_part_of_one() -> None:
+    rows = [("Load the model", "", 1), ("Delete the model", "", 2)]
+    assert max(matches("del", rows))[2] == 2
+
+
 async def test_a_key_of_the_table_works_and_is_in_footer_help_and_palette(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adding a key is its line of the table and the action on its screen; everything else follows."""
     wave = keys.Key("toy.wave", "f9", "wave", "wave", "Wave to the user", "View", footer=True, words="greet")

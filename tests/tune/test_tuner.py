@@ -12,7 +12,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import CpuchatError, DoesNotFit
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings, with_changes
-from cpuchat.models.machine import TunedSettings
+from cpuchat.models.machine import find_tuned
 from cpuchat.present import tune as words
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
@@ -55,7 +55,7 @@ async def test_every_choice_is_measured_and_what_is_adopted_is_kept(tiny_model: 
         assert one.reason or one.decode is not None or one.prefill is not None, one
         assert words.row(one)[-1]
     assert any(what.startswith("flash attention: ") for what in said)
-    kept = TunedSettings().find(tiny_model)
+    kept = find_tuned(tiny_model)
     assert (kept.changes if kept is not None else {}) == result.changes
     assert bool(result.changes) == bool(result.adopted)
     assert not result.stopped and not result.out_of_time
@@ -86,7 +86,7 @@ async def test_it_is_used_from_the_next_load_unless_the_user_set_it_and_reverted
         result = await Tuner(tiny_model, Settings()).run()
         assert [one.before for one in result.choices if one.name == "flash attention"] == ["off"]
         assert result.changes == {}
-        assert TunedSettings().find(tiny_model) is None
+        assert find_tuned(tiny_model) is None
         await collect(core.reload())
         assert core.in_effect == chosen
 
@@ -114,7 +114,7 @@ async def test_a_stop_keeps_what_was_adopted(tiny_model: Path, monkeypatch: pyte
     assert result.stopped
     assert result.changes == {"engine": {"flash_attn": "off"}}
     assert "what was adopted is kept" in summary(result)
-    assert TunedSettings().find(tiny_model) is not None
+    assert find_tuned(tiny_model) is not None
 
 
 async def test_stopped_while_it_measures(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ async def test_stopped_while_it_measures(tiny_model: Path, monkeypatch: pytest.M
     assert result.stopped
     assert [one.name for one in result.choices] == NAMES[: len(result.choices)] != NAMES
     assert result.adopted == [] == list(result.changes)
-    assert TunedSettings().find(tiny_model) is None
+    assert find_tuned(tiny_model) is None
 
 
 async def test_the_time_limit_ends_it(tiny_model: Path) -> None:

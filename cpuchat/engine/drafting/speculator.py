@@ -37,17 +37,12 @@ _LOOKUP_AHEAD: Final = 0.1
 
 
 class Speculator:
-    """Proposes drafts for one answer after the other and learns from their acceptance.
+    """Proposes drafts for one answer after the other and learns from their acceptance. Suffix decoding is asked first;
+    the draft model drafts when it has nothing worth a pass. The controller decides what is.
 
-    Suffix decoding is asked first; the draft model drafts when it has nothing worth a pass. The controller decides what
-    is.
-
-    Args:
-        costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
-        draft: the draft model, if one is loaded.
-        max_depth: longest draft that the target can verify and roll back; 0 = never draft, for the reason `disabled`.
-        known: accepted and compared tokens of the draft model in earlier answers.
-    """
+    `costs` are measured; None when there was no calibration, with `uncalibrated` as the reason. `draft`: the draft
+    model, if one is loaded. `max_depth`: longest draft that the target can verify and roll back; 0 = never draft, for
+    the reason `disabled`. `known`: accepted and compared tokens of the draft model in earlier answers."""
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ def measure(
 ) -> MeasuredProducts | None:
     """Time the products of a tensor type with both kernels in turn, for about `seconds` (0: only compare them), and
     compare the results. None where cpuchat has no kernels for it, or memory is short. `tokens`: of the passes, rising.
-    Passes read matrices that caches do not hold."""
+    Passes read as much as L3 holds, within 64 and 128 MiB: where L3 is larger, rates may be above that of memory."""
     if bindings.kernels_library is None or kind not in TYPES:
         return None
     select(TYPES)

@@ -280,16 +280,12 @@ class Model:
     ) -> Model:
         """Load a GGUF file (any part of a split one).
 
-        Args:
-            threads: CPUs to start one thread each on, or the threads of another model to compute on, sequentially with
-                it; its owner frees them after this model.
-            roams: CPUs among which threads that are started may move, as of `ThreadPool`.
-            available: bytes of memory that the model may take; None asks the system.
-            n_outputs: rows of logits that one batch may ask for; each takes 4 * n_vocab bytes.
-            on_header: called before the weights are read, while the calling thread is not pinned yet.
-
-        Raises Interrupted where `abort` was set; ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit, UsageError.
-        """
+        `threads`: CPUs to start one thread each on, which may move among `roams` as of `ThreadPool`; or the threads of
+        another model to compute on, sequentially with it: its owner frees them after this model. `available`: bytes of
+        memory that the model may take; None asks the system. `n_outputs`: rows of logits that one batch may ask for;
+        each takes 4 * n_vocab bytes. `on_header` is called before the weights are read, while the calling thread is not
+        pinned yet. Raises Interrupted where `abort` was set; ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit,
+        UsageError."""
         bindings.start()
         started = perf_counter()
         header = read_model(path)

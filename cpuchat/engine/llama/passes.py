@@ -40,6 +40,8 @@ answers that begin at once, are read nearly as fast as alone."""
 _TILE: Final = 64
 """Slices are multiples of this where there is time for it: a tile of attention (`decode._TILE`)."""
 _MIN_SLICE: Final = 16  # tokens: of fewer, reading the weights takes most of the time
+_TURN: Final = 4
+"""Slices; the last of so many is of the prompt that waits longest, else short ones that keep coming would halt it."""
 
 
 class Lane(Sequence):
@@ -129,19 +131,13 @@ class _Request:
 
 
 class Passes:
-    """Evaluates the lanes of one context. Made on the engine's thread.
+    """Evaluates the lanes of one context. Made on the engine's thread. `n_outputs`: rows of logits of a pass, at most.
+    `share`: of the time that prompts get while other answers are written.
 
-    Args:
-        n_outputs: rows of logits of a pass, at most.
-        share: of the time that prompts get while other answers are written.
-
-    Attributes:
-        lock: over the context: held by whoever calls llama.cpp for it.
-        lanes: all sequences, by their id.
-        is_shared: there are answers beside the one on the engine's thread, or without one there.
-        last: the lane that evaluated the last pass by itself: the next may move the rows that it knows the place of.
-        pass_ms: calibrated ms of passes over 1, 2, ... tokens; () = not calibrated: then no pass verifies drafts.
-    """
+    `lock` is over the context: held by whoever calls llama.cpp for it. `lanes` are all sequences, by their id.
+    `is_shared`: there are answers beside the one on the engine's thread, or without one there. `last` is the lane that
+    evaluated the last pass by itself: the next may move the rows that it knows the place of. `pass_ms`: calibrated ms
+    of passes over 1, 2, ... tokens; () = not calibrated: then no pass verifies drafts."""
 
     def __init__(self, context: Any, n_outputs: int, share: float) -> None:
         self.context = context
@@ -158,7 +154,7 @@ class Passes:
         self._waiting: list[_Request] = []
         self._reading: set[Lane] = set()  # lanes whose answers read rows of the last pass
         self._owed = 0.0  # seconds that the others get before the next slice of a prompt; negative = given in advance
-        self._was_slice = False
+        self._was_slice, self._n_slices = False, 0
         self._token_seconds = _SLICE_SECONDS / _TILE  # of a prompt, followed
         self._never, self._is_stoppable = AbortFlag(), True
         n_batch = int(llama.llama_n_batch(context))
@@ -275,15 +271,17 @@ class Passes:
         return shared_depth([one.chances for one in steps], self.pass_ms, len(lanes), max_depth, self._n_outputs)
 
     def _slices(self, prompts: list[_Request]) -> list[tuple[_Request, int]]:
-        """Return the next slice of the shortest prompt, with as much of those in neighboring lanes if there is time:
-        the tokens of short prompts take less together."""
-        shortest, by_lane = min(prompts, key=lambda one: one.left), {one.sequence.id: one for one in prompts}
+        """Return the next slice of the shortest prompt, or of the one whose turn it is, with as much of those in
+        neighboring lanes if there is time: the tokens of short prompts take less together."""
+        self._n_slices += 1
+        by_lane = {one.sequence.id: one for one in prompts}
+        first = min(prompts, key=lambda one: one.left) if self._n_slices % _TURN else prompts[0]
         size = max(int(_SLICE_SECONDS / self._token_seconds), _MIN_SLICE)
-        size = min(size // _TILE * _TILE or size, shortest.sequence.n_ubatch)
-        chosen, n = [shortest], min(shortest.left, size)
+        size = min(size // _TILE * _TILE or size, first.sequence.n_ubatch)
+        chosen, n = [first], min(first.left, size)
         for step in (1, -1):
-            lane = shortest.sequence.id + step
-            while lane in by_lane:
+            lane = first.sequence.id + step
+            while lane in by_lane and by_lane[lane].left >= n:
                 chosen.append(by_lane[lane])
                 lane += step
         return [(one, n) for one in chosen[: size // n]]

@@ -73,21 +73,14 @@ class PoolThreads(NamedTuple):
 class ThreadPool:
     """Compute threads that contexts can be attached to.
 
-    The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves
-    one computing context at a time: contexts that compute sequentially share one, because the threads of a second pool
+    The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves one
+    computing context at a time: contexts that compute sequentially share one, because the threads of a second pool
     would keep spinning for a while on the cores that the first one needs.
 
-    Args:
-        cpus: logical CPUs, one for each thread.
-        poll: how hard idle threads spin before they sleep, 0-100.
-        roams: CPUs among which the threads may move; () pins each to its own.
-
-    Attributes:
-        n_threads: threads while nothing keeps them from computing.
-        n_active: threads that compute now; the results are the same but for rounding.
-        threads: those that compute now.
-        note: why they are fewer, in one line; set whenever they are found to be.
-    """
+    There is a thread for each logical CPU of `cpus`; idle, it spins as hard as `poll` (0-100) before it sleeps. `roams`
+    are CPUs among which the threads may move; () pins each to its own. `n_threads` compute while nothing keeps them
+    from it, `n_active` (`threads`) now: the results are the same but for rounding. `note` is why they are fewer, in one
+    line; set whenever they are found to be."""
 
     watches = True
     """The main thread's CPUs are those of the process: not where that thread computes."""

@@ -107,14 +107,9 @@ class EvaluationStart:
 class _Kept:
     """What the stores of all lanes share: the states, and what was found out about the model and its clients.
 
-    Attributes:
-        requests: how many there were.
-        token_seconds: to evaluate one, followed.
-        note: for the user; "" once it was taken.
-        unwritten: heads.
-        heads: owners and tokens of prompts, the newest last.
-        changed: over all of this: a lane has evaluated a batch, or is free.
-    """
+    `requests`: how many there were; `token_seconds`: to evaluate one, followed; `note`: for the user, "" once it was
+    taken. `unwritten` are heads, `heads` owners and tokens of prompts, the newest last. `changed`: over all of this: a
+    lane has evaluated a batch, or is free."""
 
     lanes: list[StateStore] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
@@ -145,14 +140,9 @@ class StateStore:
     """Keeps states of one loaded model, for one of its lanes (`take`); those of the other ones share them (`beside`).
     An answer calls the methods on its own thread. `used`: the number of the last request of its lane.
 
-    Args:
-        piece: returns the text of one token, control tokens included.
-        limit: bytes of the memory tier.
-        files: the disk tier; None: nothing gets to the disk.
-        budget: what may be written to disk.
-        draft: the draft model's sequence; `draft_key` is for it what the key of `files` is for the target.
-        passes: of several lanes.
-    """
+    `piece` returns the text of one token, control tokens included. `limit`: bytes of the memory tier. `files` is the
+    disk tier (None: nothing gets to the disk), `budget` what may be written to it. `draft` is the draft model's
+    sequence; `draft_key` is for it what the key of `files` is for the target. `passes`: of several lanes."""
 
     def __init__(
         self,
@@ -659,8 +649,7 @@ class StateStore:
 
     @_alone
     def close(self, is_cancelled: Callable[[], bool]) -> None:
-        """Save what the KV cache holds, unless `is_cancelled` meanwhile; the lane used last also what no lane
-        does."""
+        """Save what the KV cache holds, unless `is_cancelled` meanwhile; the lane used last also what no lane does."""
         if (files := self._files) is not None:
             files.writer.finish(is_cancelled)
             while self._kept.unwritten and self._budget.allows() and not is_cancelled():

@@ -48,13 +48,9 @@ class _Entry:
 
 
 class Downloads:
-    """Manages downloads. Use it from one event loop; nothing here blocks on the network or the disk for long.
-
-    Args:
-        at_once: how many run at the same time; the others are `queued`.
-        changed: called with each new state of a download, a few times a second while it runs; not for a cancelled one.
-        retry_policy: how long network faults are retried.
-    """
+    """Manages downloads. Use it from one event loop; nothing here blocks on the network or the disk for long. Of all,
+    `at_once` run at the same time; the others are `queued`. `changed` is called with each new state of a download, a
+    few times a second while it runs; not for a cancelled one. `retry_policy`: how long network faults are retried."""
 
     def __init__(
         self,

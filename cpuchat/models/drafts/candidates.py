@@ -114,13 +114,9 @@ class Expectation(msgspec.Struct, frozen=True):
 
 
 def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured") -> DraftGain:
-    """Return the best depth, 0 included.
-
-    Args:
-        pass_ms: milliseconds of a pass of the target over 1, 2, ... tokens; at least one.
-        draft_ms: milliseconds for a drafted token.
-        acceptance: probability that a drafted token is accepted if those before it were, 0 to 1.
-    """
+    """Return the best depth, 0 included. `pass_ms`: milliseconds of a pass of the target over 1, 2, ... tokens, at
+    least one; `draft_ms`: for a drafted token. `acceptance`: probability that a drafted token is accepted if those
+    before it were, 0 to 1."""
     tokens = reached = 1.0
     best = DraftGain(kind, acceptance, 0, 1.0)
     if pass_ms[0] < MIN_PLAIN_MS:
@@ -141,14 +137,9 @@ def expectation(
     measured: float | None = None,
     usual: tuple[tuple[Kind, float], ...] = TYPICAL,
 ) -> Expectation:
-    """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair.
-
-    Args:
-        pass_ms: as of `gain`; () when the target was never calibrated.
-        draft_ms: 0 when not known.
-        basis: where `draft_ms` comes from, or why it is not known.
-        usual: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts.
-    """
+    """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair. `pass_ms` as of
+    `gain`, () when the target was never calibrated; `draft_ms`: 0 when not known. `basis`: where `draft_ms` comes from,
+    or why it is not known. `usual`: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts."""
     if not pass_ms:
         return Expectation()
     if draft_ms <= 0:
@@ -272,16 +263,11 @@ def candidates(
     machine: Machine | None = None,
 ) -> list[DraftCandidate]:
     """Return all of them unchecked: those named by the catalog first, then smaller quantizations of the target, then
-    the other local ones, smaller ones first.
+    the other local ones, smaller ones first. Reads no files, except the fingerprints of draft models that were
+    measured.
 
-    Reads no files, except the fingerprints of draft models that were measured.
-
-    Args:
-        target: header of the whole model (`read_model`).
-        here: the models on this machine.
-        costs: of the target; for a loaded one with `pass_ms` of its ModelInfo.
-        machine: to predict costs that were not measured.
-    """
+    `target` is the header of the whole model (`read_model`), `here` are the models on this machine. `costs` are those
+    of the target, of a loaded one with `pass_ms` of its ModelInfo; `machine` predicts those that were not measured."""
     judged = _Target.of(target, costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
@@ -347,14 +333,9 @@ class _Target(NamedTuple):
         usual: tuple[tuple[Kind, float], ...] = TYPICAL,
         n_tokens: int = MAX_TOKENS,
     ) -> Expectation:
-        """Return the expected speed-up, from measured costs where there are some, else by the cost model.
-
-        Args:
-            path: of the draft model, if it is on this machine.
-            exact: `draft` is from its header.
-            usual: as of `expectation`.
-            n_tokens: of the longest pass over a draft.
-        """
+        """Return the expected speed-up, from measured costs where there are some, else by the cost model. `path`: of
+        the draft model, if it is on this machine; `exact`: `draft` is from its header. `usual` as of `expectation`.
+        `n_tokens`: of the longest pass over a draft."""
         n_tokens = min(n_tokens, self.longest)
         passes = self.costs.pass_ms[:n_tokens]
         pair = _fingerprint(path) if path is not None and self.costs.draft_ms else ""

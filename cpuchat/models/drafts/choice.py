@@ -76,16 +76,11 @@ def choose_draft(
 ) -> tuple[Path | None, str]:
     """Return the draft model for `target`, and a note for the user ("" for none).
 
-    Args:
-        wanted: "none"; "" or "auto" for the one that the user chose for the target (`ChosenDrafts`), else the one that
-            belongs to it, if any (`own_draft`); else what `Library.resolve` takes, or "mtp" for the MTP head that the
-            target contains.
-        strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
-            made with another target in mind.
-        measured_only: as of `own_draft`.
-
-    Raises DraftMismatch: the wanted model does not fit; ModelNotFound, ModelDamaged: it does not exist or cannot be
-    read."""
+    `wanted`: "none"; "" or "auto" for the one that the user chose for the target (`ChosenDrafts`), else the one that
+    belongs to it, if any (`own_draft`); else what `Library.resolve` takes, or "mtp" for the MTP head that the target
+    contains. `strict`: a wanted model that cannot be used is an error; else it is left out, and the note says why, for
+    settings made with another target in mind. `measured_only`: as of `own_draft`. Raises DraftMismatch: the wanted
+    model does not fit; ModelNotFound, ModelDamaged: it does not exist or cannot be read."""
     wanted = wanted.strip()
     if wanted == NO_DRAFT:
         return None, ""

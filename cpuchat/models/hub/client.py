@@ -196,13 +196,9 @@ def pieces(
 
     Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
     Authorization header on only within the host and port that it was meant for. `limits`: of `http.ResponseLimits`.
-
-    Raises:
-        BrokenResponse: a web page.
-        WrongResponse: not this file, or not the requested range.
-        HubError: a forbidden redirect, or a compressed response.
-        httpx.HTTPError, HfHubHTTPError: as of `raise_for_status`, or the connection failed.
-    """
+    Raises BrokenResponse: a web page; WrongResponse: not this file, or not the requested range; HubError: a forbidden
+    redirect, or a compressed response; httpx.HTTPError, HfHubHTTPError: as of `raise_for_status`, or the connection
+    failed."""
     from cpuchat.models.hub.http import LIMITS, ResponseLimits
 
     missing = (file.size if end is None else end) - offset

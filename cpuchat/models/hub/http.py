@@ -56,11 +56,8 @@ def client() -> httpx.Client:
     """Return a client, also for `huggingface_hub.set_client_factory`. It follows redirects to https, and to http only
     if the hub itself is reached by http; the token goes to no other host than the hub.
 
-    Raises UsageError for certificates that cannot be read and, besides what httpx does, while a response is awaited or
-    read:
-        UsageError: the proxy's address is not valid.
-        TooSlow: it takes too long.
-        HubError: it is too large, or a forbidden redirect."""
+    Raises UsageError: certificates cannot be read. A request raises, besides what httpx does, UsageError: the proxy's
+    address is not valid; TooSlow: it takes too long; HubError: it is too large, or a forbidden redirect."""
     hooks = {"request": [_prepare], "response": [_check_redirect, _limit_content]}
     # Uncompressed: a few MB of gzip can become gigabytes.
     sent = {"accept-encoding": "identity"}

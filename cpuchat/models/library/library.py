@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ from cpuchat.models.library.usage import RecentModels, usage_of, usages
 from cpuchat.models.ollama import file_name, is_content
 
 _USUAL_FOLDER = "~/models"
+_BROWSER_FOLDER = "~/Downloads"
 _MAX_NAMED = 6  # models that a message lists
 _MAX_BELOW, _MAX_FOLDERS = 200, 2_000  # models, and folders with them, that are described before one is added
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
@@ -121,10 +123,13 @@ class Library:
         self.cache = cache or hub_cache()
         self._summaries = SummaryCache()
 
-    def places(self, beside: Path | None = None) -> Iterator[LocalFile]:
-        """Yield every file that may be a model, with those in the folder of the model `beside`."""
+    def places(self, beside: Path | None = None, *, copies: bool = False) -> Iterator[LocalFile]:
+        """Yield every file that may be a model, with those that a browser saved, and in the folder of the model
+        `beside`; one that is in several places once, or with all its `copies`."""
         files = models_in(beside.parent) if beside is not None else []
-        return all_places(self.cache, self.folders, [*RecentModels().files(), *files])
+        if sys.platform != "darwin":  # macOS asks the user for permission before a program may look there
+            files += models_in(paths.expanded(_BROWSER_FOLDER))
+        return all_places(self.cache, self.folders, [*RecentModels().files(), *files], copies=copies)
 
     def at(self, path: Path) -> LocalModel | None:
         """Return the model whose first file is `path`, wherever that is; None when it is something else."""
@@ -184,7 +189,7 @@ class Library:
             cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
             if cached:
                 return self._quantization_of(match["repo"], cached, match["quant"])
-        places = list(self.places())
+        places = list(self.places(copies=True))  # each has a name that people know
         names = {folded(name): one.path for one in reversed(places) for name in (one.path.name, one.path.stem)}
         if (path := names.get(folded(spec))) is not None:
             return path
@@ -198,9 +203,8 @@ class Library:
             raise empty
         if spec.startswith(("/", "~", "./", "../")):
             raise ModelNotFound(f"There is no file {spec} that can be read.", "Check the path.")
-        close = difflib.get_close_matches(
-            spec.lower(), [*names, *ollama, *DEMO_FILES, *(place.repo.lower() for place in places)], n=3, cutoff=0.5
-        )
+        known = (*names, *ollama, *DEMO_FILES, *(place.repo.lower() for place in places))
+        close = difflib.get_close_matches(spec.lower(), filter(None, known), n=3, cutoff=0.5)
         hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
         if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
             hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")

@@ -260,9 +260,11 @@ def only_drafts(model: LocalModel) -> bool:
     return model.kind == "head" or named is not None
 
 
-def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[LocalFile]:
-    """Yield every model once, also if it can be reached in several ways: demo, cache, folders, other programs' stores,
-    single `files`."""
+def all_places(
+    cache: Path, folders: Iterable[Path], files: Iterable[Path] = (), *, copies: bool = False
+) -> Iterator[LocalFile]:
+    """Yield every model: demo, cache, folders, other programs' stores, single `files`; one that is reached in several
+    ways once, unless with all its `copies`."""
     demo, seen, folders = paths.demo_dir(), set[object](), list(folders)
     llama = llama_cache()
     caches = [cache, *([llama] if llama != cache else [])]
@@ -297,7 +299,7 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
         same: object = os.path.realpath(place.path)
         with contextlib.suppress(OSError):
             same = (status := place.path.stat()).st_dev, status.st_ino  # of hard links, too
-        if same not in seen:
+        if copies or same not in seen:
             seen.add(same)
             yield place
 

@@ -63,14 +63,9 @@ class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None] | None = None) -> Path:
-    """Write `job.out` and return it. Cancelling kills the process and leaves nothing behind.
-
-    Raises:
-        UsageError: `job` is invalid, or would overwrite something.
-        ModelNotFound, ModelDamaged: the source cannot be read.
-        DiskFull: not enough space, or the disk became full.
-        QuantizeFailed: llama.cpp failed, or its file differs from the forecast.
-    """
+    """Write `job.out` and return it. Cancelling kills the process and leaves nothing behind. Raises UsageError: `job`
+    is invalid, or would overwrite something; ModelNotFound, ModelDamaged: the source cannot be read; DiskFull: not
+    enough space, or the disk became full; QuantizeFailed: llama.cpp failed, or its file differs from the forecast."""
     threads = len(choose_cores(read_topology(), "all", job.threads).cpus)
     source = await source_header(job.source)
     check_place(job.out, source, force=job.force)

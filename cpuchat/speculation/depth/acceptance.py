@@ -14,13 +14,9 @@ from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
 
 
 class Acceptance:
-    """The acceptance of one drafter; `lasting`: accepted and compared tokens of all texts.
-
-    Args:
-        priors: expected rate of each bucket before anything was seen; it is worth `weight` tokens.
-        window: compared tokens of a bucket after which one has mostly been forgotten.
-        known: accepted and compared tokens of earlier texts.
-    """
+    """The acceptance of one drafter; `lasting`: accepted and compared tokens of all texts, `known`: of earlier ones.
+    `priors`: expected rate of each bucket before anything was seen; it is worth `weight` tokens. `window`: compared
+    tokens of a bucket after which one has mostly been forgotten."""
 
     def __init__(
         self, priors: tuple[float, ...], weight: float, window: float, known: tuple[float, float] = (0.0, 0.0)

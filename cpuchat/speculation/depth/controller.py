@@ -29,14 +29,9 @@ from cpuchat.speculation.stats import PassRecord
 
 class DepthController:
     """Learns from every pass and decides how much to draft. `plan`: the depth planned last for the draft model, 0 =
-    plain decoding.
-
-    Args:
-        costs: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then stays off and
-            only a fixed depth works.
-        max_depth: longest draft that can be verified.
-        known: accepted and compared tokens of the draft model in earlier answers, as in `learned`.
-    """
+    plain decoding. `costs`: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then
+    stays off and only a fixed depth works. `max_depth`: longest draft that can be verified. `known`: accepted and
+    compared tokens of the draft model in earlier answers, as in `learned`."""
 
     def __init__(
         self,

@@ -12,18 +12,13 @@ def shared_depth(
     drafts: Sequence[Sequence[float]], pass_ms: Sequence[float], n_lanes: int, max_depth: int, max_rows: int
 ) -> int:
     """Return how far to verify the drafts of several answers in one pass: the depth with the most tokens per
-    millisecond; 0 where none is worth it.
+    millisecond; 0 where none is worth it. The lanes of a pass are evaluated in step: to depth k it is over 1 + k tokens
+    of each, so a draft has to pay for the lanes without one, too.
 
-    The lanes of a pass are evaluated in step: to depth k it is over 1 + k tokens of each, so a draft has to pay for the
-    lanes without one, too.
-
-    Args:
-        drafts: for each answer, the chances that its drafted tokens are accepted with all before them; () = no draft.
-        pass_ms: calibrated ms of passes over 1, 2, ... tokens; longer ones are in proportion. () = not calibrated.
-        n_lanes: of the pass: those of the answers and idle ones between them.
-        max_depth: most tokens that there is room for.
-        max_rows: most rows of logits; each answer takes one, and one for each of its drafted tokens.
-    """
+    `drafts`: for each answer, the chances that its drafted tokens are accepted with all before them; () = no draft.
+    `pass_ms`: calibrated ms of passes over 1, 2, ... tokens; longer ones are in proportion. () = not calibrated.
+    `n_lanes` of the pass: those of the answers and idle ones between them. There is room for `max_depth` tokens and
+    `max_rows` rows of logits; each answer takes one row, and one for each of its drafted tokens."""
     if not pass_ms:
         return 0
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from textual import on
@@ -62,6 +63,16 @@ def refused(text: str, known: Collection[str]) -> str:
     if match is None or not difflib.get_close_matches(match[1].lower(), known, n=1, cutoff=_CLOSE):
         return ""  # a path and a question, for one
     return f"{match[1]} takes no argument." if match[1] in known else f"Unknown command {match[1]}."
+
+
+def dropped_model(text: str) -> Path | None:
+    """Return the model file that is all of a message, as when it is dropped on the terminal: nobody asks a path."""
+    if not text.rstrip("'\" ").lower().endswith(".gguf"):
+        return None
+    from cpuchat.tui.models.entries import problem_at, typed_path
+
+    path = typed_path(text)
+    return path if path is not None and not problem_at(path) else None
 
 
 def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
@@ -218,6 +229,10 @@ class Composer(PromptInput):
         elif action := self.actions.get(text):
             self.clear()
             self.call_later(self.screen.run_action, action)
+        elif self.editing is None and (model := dropped_model(text)) is not None:
+            if not session.busy:
+                self.clear()
+            session.load(model)  # or says that it waits for the answer
         elif session.source is None:
             session.tell("Choose a model first; your text stays in the prompt.")
             run_on_screen(self, "models")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
-from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static
 
-from cpuchat.base.errors import CpuchatError, SettingsError
+from cpuchat.base.errors import SettingsError
 from cpuchat.base.setting import Setting
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import WhenFull
-from cpuchat.config import settings as settings_file
-from cpuchat.config.settings import OF_CHAT, value_of, with_changes
+from cpuchat.config.settings import OF_CHAT, value_of
 from cpuchat.present import answers
 from cpuchat.present.tools import server_state
 from cpuchat.tools.config import load_servers
@@ -67,7 +64,7 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
                     words = Setting(clean_line(name), "MCP server: the model may call its tools, with your approval")
                     field = Field("tools", f"server-{number}", "", bool, False, words, kind="switch")
                     yield self._row(field, name in session.tool_servers)
-                if session.tools.has_approvals:
+                if session.tools.approved:
                     yield self._row(_APPROVED, True)
         yield Static(id="hint", markup=False)
         yield KeyFooter()
@@ -118,34 +115,22 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
 
     # Saving
 
-    def save(self) -> None:
-        if not self._session.refuse_while_writing("change this chat"):  # a queued message was sent meanwhile
-            self.saving = True
-            self._save()
+    def may_save(self) -> bool:
+        return not self._session.refuse_while_writing("change this chat")  # a queued message was sent meanwhile
 
-    @work
-    async def _save(self) -> None:
-        try:
-            values = {row.field.key: row.field.parse(row.content) for row in self.rows}
-            changed = {row.field.key: row.field for row in self.rows if row.changed}
-            if _CONTEXT in changed:
-                changes = {"engine": {"ctx": values[_CONTEXT]}}
-                await asyncio.to_thread(settings_file.update, changes)
-                self._services.setting_sources.saved(changes)
-                self._services.conversation.settings = with_changes(self._services.settings, changes)
-            if changed.keys() & {_PROMPT, *OF_CHAT}:
-                beneath = self._services.settings
-                own = {key: values[key] for key in OF_CHAT if values[key] not in (None, value_of(beneath, key))}
-                await self._session.set_options(own, values[_PROMPT])
-            if _WHEN_FULL.key in changed:
-                await self._services.conversation.options.set(when_full=_FULL[values[_WHEN_FULL.key]])
-            if _APPROVED.key in changed:
-                self._session.tools.forget_approvals()
-            if _CONTEXT in changed and self._session.source is not None and not self._session.busy:
-                self._session.load(self._session.source)
-            servers = {self._server(field): values[key] for key, field in changed.items() if "server-" in key}
-            await self.dismiss_when_on_top(servers)
-        except (CpuchatError, OSError) as error:
-            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
-        finally:
-            self.saving = False
+    async def save(self) -> dict[str, bool]:
+        values = {row.field.key: row.field.parse(row.content) for row in self.rows}
+        changed = {row.field.key: row.field for row in self.rows if row.changed}
+        if _CONTEXT in changed:
+            self._services.conversation.settings = await self.write_settings({"engine": {"ctx": values[_CONTEXT]}})
+        if changed.keys() & {_PROMPT, *OF_CHAT}:
+            beneath = self._services.settings
+            own = {key: values[key] for key in OF_CHAT if values[key] not in (None, value_of(beneath, key))}
+            await self._session.set_options(own, values[_PROMPT])
+        if _WHEN_FULL.key in changed:
+            await self._services.conversation.options.set(when_full=_FULL[values[_WHEN_FULL.key]])
+        if _APPROVED.key in changed:
+            self._session.tools.approved.clear()
+        if _CONTEXT in changed and self._session.source is not None and not self._session.busy:
+            self._session.load(self._session.source)
+        return {self._server(field): values[key] for key, field in changed.items() if "server-" in key}

@@ -42,11 +42,7 @@ _QUIET_SECONDS = 3
 
 class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
     """Owns the comparison and closes it. Returns the file to use for chats, if the user takes the one of the verdict.
-
-    Args:
-        prompt: asked at once; "" asks the user for one.
-        kept: one that was saved, to continue.
-    """
+    `prompt` is asked at once; "" asks the user for one. `kept`: one that was saved, to continue."""
 
     CSS_PATH = "compare.tcss"
     AUTO_FOCUS = ""
@@ -286,6 +282,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self._hide_prompt()
         elif self.has_class("-places"):
             self.action_agreement()
+        elif self.has_class("-table"):
+            self.action_table()
         else:
             self._leave()
 

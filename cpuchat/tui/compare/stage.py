@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
-from cpuchat.base.text import clean_line
+from cpuchat.base.text import clean_line, cut
 from cpuchat.compare.agreement import Agreement
 from cpuchat.compare.recording import Recording
 from cpuchat.present import compare
@@ -80,7 +80,7 @@ class Scene(NamedTuple):
         recording = self.recording
         names = [f"{letter} {clean_line(side.name)}" for letter, side in zip("AB", recording.sides, strict=True)]
         max_name = _MAX_NAME if n_scales else max(8, width // 5)
-        names = [name if len(name) <= max_name else f"{name[: max_name - 1]}…" for name in names]
+        names = [cut(name, max_name) for name in names]
         labels = max(map(len, names)) + 1
         ratio = self._ratio(at_ms) if tail else None
         track = max(width - labels - _RATE - (8 if tail else 0), 4)

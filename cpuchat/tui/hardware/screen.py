@@ -20,6 +20,7 @@ from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config.servers import last_here
 from cpuchat.hardware.diagnostics import DiagnosticFacts, gather_facts
+from cpuchat.hardware.memory import available_bytes, available_within
 from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.hardware.placement.placement import (
@@ -35,6 +36,7 @@ from cpuchat.hardware.topology import ROOT, Topology
 from cpuchat.measure import store
 from cpuchat.measure.peak import SLICE, WINDOWS, Cancelled, known_of, one_at_a_time, sets_of, slices
 from cpuchat.present import machine
+from cpuchat.present.chats import speed_of_4b
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity
@@ -87,13 +89,16 @@ class MachineReader:
         return {cpu: (shares.get(cpu, 0.0), one.high if one is not None else 0) for cpu, one in clocks.items()}
 
     def now(self, facts: DiagnosticFacts, on: Computing, seen: object) -> tuple[DiagnosticFacts, object]:
-        """Return facts with what is known of the bandwidth `on` cores, and the clock, now; and what has been `seen`
-        then, for the next call."""
+        """Return facts with what is known of the bandwidth `on` cores, the clock and the free memory, now; and what has
+        been `seen` then, for the next call."""
         now = store.stamp(), on
         peaks = facts.peaks
         if now != seen:  # estimates read the whole topology
             peaks = known_of(facts.topology, *on, root=self.root)
-        return dataclasses.replace(facts, peaks=peaks, clock=clock(self.root, on[0])), now
+        available, nodes = available_bytes(self.root), facts.free_on
+        free_on = {number: available_within((number,), self.root) for number in nodes}
+        speed = clock(self.root, on[0])
+        return dataclasses.replace(facts, peaks=peaks, clock=speed, available=available, free_on=free_on), now
 
     def kernels(self, on: Computing | None, module: str) -> tuple[str, Mapping[str, MeasuredProducts]]:
         """Return the instruction set of cpuchat's kernels in a CPU `module` ("": the usual one), "" where they do not
@@ -317,11 +322,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         """Read what is known of the model, of passes, CPU modules and kernels on the cores of the settings."""
         settings, in_effect, model, on = self._services.settings, self._conversation.in_effect, self._model, self._on
         engine, known = self._conversation.backend.engine, self.facts and self.facts.peaks.all_cores
-        peak = known.bytes_per_s if known else 0.0
 
         def kernels() -> machine.Chart:
             module = engine.module if engine is not None else ""
-            return machine.kernel_chart(*self.reader.kernels(on, module), peak, model)
+            return machine.kernel_chart(*self.reader.kernels(on, module), known, model)
 
         passes, used, speed = await run_in_daemon_thread(
             lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_speed())
@@ -331,7 +335,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._show()
 
     def _read_speed(self) -> tuple[machine.Row, ...]:
-        """Return what the loaded model, else the one used last, does here; nothing of one on a server. Blocks."""
+        """Return what the loaded model, else the one used last, does here; of neither, what one of usual size would.
+        Blocks."""
+        from cpuchat.models.machine import this_machine
+
         services, loaded = self._services, self._model
         with contextlib.suppress(CpuchatError):
             path = Path(loaded.path) if loaded is not None else None
@@ -339,6 +346,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
                 path = services.library.resolve(last)
             if path is not None:
                 return tuple(machine.model_rows(path, services.settings, services.library, loaded))
+            if usual := speed_of_4b(this_machine(services.settings, root=self.reader.root)):
+                return (("a 4B model", f"{usual}, predicted"),)
         return ()
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:

@@ -134,9 +134,11 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         if candidates is None:
             listed.show([ListRow(note="Reading…")])
             return
+        candidates = dict(sorted(candidates.items(), key=lambda item: item[1].fits is False))  # those last
         loaded = next((key for key, candidate in candidates.items() if self._is_loaded(candidate)), "")
         chosen = self._services.settings.speculation.wanted_draft or ChosenDrafts().of(self._target) or models.AUTO
-        mark = listed.marked if listed.moved else loaded or next(iter(candidates), "")
+        best = recommended(candidates.values())
+        mark = listed.marked if listed.moved else loaded or (best.spec if best else next(iter(candidates), ""))
         listed.show(models.draft_rows(candidates, loaded, chosen), mark)
         if not candidates and not self.problem:
             self.query_one("#list").border_subtitle = "no smaller model here, none in the catalog"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
 
 
+_HOST_AND_PORT = re.compile(r"(localhost|\d+(\.\d+){3}):\d{1,5}(/v1/?)?")  # other names may be models: `qwen3:8`
 SEARCH = "search"
 """Key of the search on Hugging Face."""
 
@@ -64,7 +66,7 @@ class TypedFolder:
 @dataclass(frozen=True)
 class TypedPath:
     """What is at the path that was typed as `text`: why it is no file to load (`FOLDER` for a folder), "" also before
-    it is read; the models below a folder (None: not read yet); and what continues the text."""
+    it is read; the models below a folder, or the one in the file (None: not read yet); and what continues the text."""
 
     text: str
     problem: str = ""
@@ -148,6 +150,8 @@ class ModelListState:
     def sections(self, text: str) -> list[ModelListSection]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
         text = text.strip()
+        if _HOST_AND_PORT.fullmatch(text):
+            text = f"http://{text}"
         if _is_server(text):
             try:
                 source = ServerModel.of(text)
@@ -176,7 +180,7 @@ class ModelListState:
             folder = ModelListEntry("folder", TypedFolder(path, note=note, is_known=typed.is_known))
             found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in models)
             return [ModelListSection("", (folder, *found, *below))]
-        file = ModelListEntry("file", TypedFile(path, problem))
+        file = ModelListEntry(f"local {path}", models[0] if models else TypedFile(path, problem))
         return [ModelListSection("", tuple(below) if problem and below else (file,))]
 
     def _coming(self, words: list[str]) -> Iterator[ModelListSection]:
@@ -255,7 +259,14 @@ def _label(model: LocalModel) -> str:
     """Return what tells a file from others of the same model: a name that finds it, its publisher, or where it is."""
     if model.alias or model.source == "huggingface":
         return model.alias or model.repo.partition("/")[0]
-    return STORES[model.source] if model.source in STORES else paths.shown(model.path.parent)
+    if model.source in STORES:
+        return STORES[model.source]
+    folder = paths.shown(model.path.parent)
+    return folder if len(folder) <= _LONGEST_FOLDER else f"…/{model.path.parent.name}"
+
+
+_LONGEST_FOLDER = 22
+"""Characters of a folder beside the figures of a file; the details have the whole path."""
 
 
 def catalog_key(model: CatalogModel) -> str:
@@ -551,7 +562,8 @@ def _memory(known: ModelDetails) -> list[Row]:
 def deletion_question(deletion: Deletion) -> str:
     """Return the question before deleting: what is deleted, what that frees, and what is kept."""
     files = units.plural(len(deletion.files), "file")
-    lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} will be freed ({files})."]
+    name = f"{deletion.model.name} {deletion.model.quantization}".rstrip()
+    lines = [f"Delete {name}? {units.size(deletion.freed)} will be freed ({files})."]
     lines += [paths.shown(file) for file in deletion.files[:_MAX_FILES]]
     if len(deletion.files) > _MAX_FILES:
         lines.append(f"and {len(deletion.files) - _MAX_FILES} more")

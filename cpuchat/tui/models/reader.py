@@ -53,6 +53,13 @@ class ModelsReader:
         is_known = problem == FOLDER and any(is_inside(path, one) for one in self.library.folders)
         return TypedPath(text, problem, None, shown, is_known)
 
+    def models_at(self, path: Path) -> tuple[LocalModel, ...]:
+        """Return the models below a folder, of very many some, or the one in a file."""
+        if path.is_dir():
+            return tuple(self.library.in_folder(path))
+        model = self.library.at(path)
+        return (model,) if model is not None else ()
+
     def server_urls(self) -> list[str]:
         """Return the servers of the settings, those that run here, and that of the loaded model, each once."""
         found = [normalized(url) for url in self.settings.servers.urls]

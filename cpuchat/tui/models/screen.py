@@ -296,10 +296,10 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     async def _read_typed(self, text: str, path: Path) -> None:
         typed = await run_in_daemon_thread(lambda: self.reader.typed(text, path))
         self._update(typed=typed)
-        if typed.problem == entries.FOLDER:
+        if typed.problem in (entries.FOLDER, ""):
             await asyncio.sleep(_READ_AFTER)
-            models = await run_in_daemon_thread(lambda: self.reader.library.in_folder(path))  # of very many, some
-            self._update(typed=dataclasses.replace(typed, models=tuple(models)))
+            models = await run_in_daemon_thread(lambda: self.reader.models_at(path))
+            self._update(typed=dataclasses.replace(typed, models=models))
             self._predict_listed()
 
     def state_changed(self) -> None:

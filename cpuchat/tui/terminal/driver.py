@@ -169,11 +169,8 @@ class TerminalDriver(LinuxDriver):
             self._lost()
 
     def run_input_thread(self) -> None:
-        """Process what comes in until the input is disabled; only its end is the end of the terminal.
-
-        Raises:
-            OSError: the terminal is gone.
-        """
+        """Process what comes in until the input is disabled; only its end is the end of the terminal. Raises OSError:
+        the terminal is gone."""
         parser, patience = InputParser(), 0.0
         while not self.exit_event.is_set():
             messages: list[Message] = []

@@ -66,6 +66,7 @@ class ModelList(ScrollView, can_focus=False):
         super().__init__(id=id)
         self.rows: tuple[ListRow, ...] = ()
         self._lines: list[tuple[int, int]] = []  # of each line on the screen: its row, and which line of that it is
+        self._width = 0  # of these lines: a paint may come between another width and its event
         self._widths = _NARROWEST
         self._at: int | None = None
         self.moved = False
@@ -93,6 +94,7 @@ class ModelList(ScrollView, can_focus=False):
     def _arrange(self) -> bool:
         """Lay the rows out in lines; returns whether any has moved."""
         width, cells = self.scrollable_content_region.width, [row.columns for row in self.rows if row.columns]
+        self._width = width
         widths = tuple(
             max(least, *(cell_len(clean_line(row[n])) for row in cells)) if cells else least
             for n, least in enumerate(_NARROWEST)
@@ -184,7 +186,7 @@ class ModelList(ScrollView, can_focus=False):
         if at >= len(self._lines):
             return Strip.blank(width, self.rich_style)
         number, part = self._lines[at]
-        text = self._text(self.rows[number], part, width)
+        text = self._text(self.rows[number], part, self._width)
         style = self.rich_style
         if number == self._at:
             style = self.get_component_rich_style("models--marked")
@@ -208,7 +210,7 @@ class ModelList(ScrollView, can_focus=False):
         mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
         pieces = [clean_line(row.name)] if height == 1 else _pieces(clean_line(row.name), width - cell_len(mark))
         if part == len(pieces):
-            line = Text(beside, dim, no_wrap=True)
+            line = Text.assemble((beside, dim), no_wrap=True)
             line.truncate(width, overflow="ellipsis")
             line.align("right" if row.columns else "left", width)
             return line

@@ -6,6 +6,7 @@ typed.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -21,9 +22,11 @@ from textual.widget import Widget
 from textual.widgets import Checkbox, Input, Select, Static, TextArea
 
 from cpuchat.base.decoding import prepared
+from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
+from cpuchat.config import settings as settings_file
 from cpuchat.config.servers import ServerModel
-from cpuchat.config.settings import DECLARED, DeclaredSetting
+from cpuchat.config.settings import DECLARED, Changes, DeclaredSetting, Settings, with_changes
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 
@@ -276,9 +279,19 @@ class FormScreen(Dismissable[ScreenResultType]):
         """Return the value that a row is reset to."""
         return row.field.default
 
-    def save(self) -> None:
-        """Save what was changed; every row is valid."""
+    def may_save(self) -> bool:
+        """Return whether the form can be saved now; tells the user if not."""
+        return True
+
+    async def save(self) -> ScreenResultType:
+        """Save what was changed, every row being valid, and return the form's result."""
         raise NotImplementedError
+
+    async def write_settings(self, changes: Changes) -> Settings:
+        """Write changes to the settings file; returns the settings with them."""
+        await asyncio.to_thread(settings_file.update, changes)
+        self._services.setting_sources.saved(changes)
+        return with_changes(self._services.settings, changes)
 
     def on_unmount(self) -> None:
         # Textual lets a text area go only when the theme changes after it was closed.
@@ -329,8 +342,18 @@ class FormScreen(Dismissable[ScreenResultType]):
             self.warn(f"{wrong[0].field.label} {wrong[0].check()}.")
         elif not any(row.changed for row in self.rows):
             self.dismiss(None)
-        elif not self.saving:
-            self.save()
+        elif not self.saving and self.may_save():
+            self.saving = True
+            self._save()
+
+    @work
+    async def _save(self) -> None:
+        try:
+            await self.dismiss_when_on_top(await self.save())
+        except (CpuchatError, OSError) as error:
+            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
+        finally:
+            self.saving = False
 
     @work
     async def action_close(self) -> None:

@@ -212,6 +212,31 @@ def test_a_hard_link_is_the_same_model(home: Path, model: Path) -> None:
     (home / "models").mkdir()
     (home / "models" / "m.gguf").hardlink_to(file)
     assert listed() == {"m.gguf": "folder"}
+    (other := home / "models" / "other-name.gguf").hardlink_to(file)
+    assert Library().resolve("m") == home / "models" / "m.gguf" and Library().resolve("other-name") == other
+    assert Library().resolve("a/b") == file
+
+
+def test_an_empty_name_has_nothing_near() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        Library().resolve("")
+    assert "Did you mean" not in caught.value.hint
+
+
+def test_what_a_browser_saved_is_listed_but_neither_searched_below_nor_deleted(
+    home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = home / "Downloads" / "m.gguf"
+    (saved.parent / "unpacked").mkdir(parents=True)
+    saved.write_bytes(model.read_bytes())
+    (saved.parent / "unpacked" / "other.gguf").write_bytes(model.read_bytes())
+    assert listed() == {"m.gguf": "folder"}
+    library = Library()
+    assert library.resolve("m.gguf") == saved
+    [one] = [found for found in library.local_models() if found.path == saved]
+    assert "outside" in library.deletion(one).refused
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not listed()  # looking there opens a question of the system's
 
 
 def test_a_name_that_is_composed_otherwise_is_found_and_one_that_is_no_utf_8_is_said(home: Path, model: Path) -> None:

@@ -196,7 +196,7 @@ async def test_servers_are_started_called_and_ended_and_approvals_are_taken_back
         await form.put("tools.server-0", False)
         await form.save()
         await app.until(lambda: "tool" not in app.status)
-        assert not app.chat.session.tool_servers and not app.chat.session.tools.has_approvals
+        assert not app.chat.session.tool_servers and not app.chat.session.tools.approved
 
 
 @pytest.mark.parametrize("size", [(60, 20), SMALL, WIDE])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cpuchat.base import paths
@@ -45,6 +47,23 @@ async def test_messages_sent_during_an_answer_are_sent_after_it_in_order() -> No
         assert [content for role, content in app.stored() if role == "user"] == asked
         assert app.stored()[1] == ("assistant", "One ")
         assert "Queued: " not in app.screen_text
+
+
+async def test_a_model_file_that_is_dropped_on_the_prompt_is_loaded_and_a_question_about_one_is_sent(
+    tiny_model: Path,
+) -> None:
+    async with counting("One two", answer("Three.")) as (app, _):
+        app.prompt.insert(f"'{tiny_model}'")
+        await app.press("enter")
+        assert app.prompt.text and app.chat.session.source != tiny_model and not app.chat.session.queue  # not yet
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        await app.press("enter")
+        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        assert not app.prompt.text
+        asked = f"Why is {tiny_model} damaged? {tiny_model.parent / 'no-such.gguf'}"
+        await app.send(asked)
+        assert app.stored()[-2] == ("user", asked)
 
 
 async def test_an_error_that_ends_the_app_keeps_what_was_written_and_what_was_queued() -> None:

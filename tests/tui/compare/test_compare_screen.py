@@ -41,7 +41,7 @@ async def test_the_screen_in_each_size_the_table_and_the_way_back() -> None:
         await app.pilot.resize_terminal(*WIDE)
         await app.press("t")
         assert "B ÷ A" in app.screen_text and "bytes per token" in app.screen_text
-        await app.press("t")
+        await app.press("escape")
         assert "B ÷ A" not in app.screen_text
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)

@@ -114,6 +114,19 @@ def test_the_files_of_a_model_stand_below_its_name_and_are_told_apart() -> None:
     ]  # fmt: skip
 
 
+def test_a_folder_with_a_long_path_leaves_room_for_the_figures() -> None:
+    folder = Path("/srv/disks/third/language/models")
+    files = (LocalModel(path=folder / f"{n}.gguf", name="m", source="folder", quantization=n) for n in ("Q8_0", "F16"))
+    rows = entries.list_rows(ModelListState(local=(*files,)).sections(""), {}, None)
+    assert [row.name for row in rows] == ["on this machine", "m", "…/models", "…/models"]
+
+
+def test_the_address_of_a_server_needs_no_scheme_and_a_name_with_a_tag_is_none() -> None:
+    for text in ("localhost:8080", "127.0.0.1:11434/v1"):
+        assert keys(FULL.sections(text)) == [f"server http://{text.removesuffix('/v1')}"]
+    assert "search" in keys(FULL.sections("qwen3:8"))
+
+
 def test_no_model_is_found_by_its_architecture_or_the_folder_that_it_is_in() -> None:
     one = LocalModel(path=Path("/m/.cache/llama.cpp/smol.gguf"), name="smol", source="llama.cpp", architecture="llama")
     assert keys(ModelListState(local=(one,)).sections("llama")) == ["search"]

@@ -21,7 +21,7 @@ from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.downloads import download, left_by_the_last_run, model
-from tests.support.models_screen import about, keys, looked, marked, opened, opened_shelf, settled, type_in
+from tests.support.models_screen import about, keys, list_of, looked, marked, opened, opened_shelf, settled, type_in
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
@@ -102,7 +102,8 @@ async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
 async def test_a_pasted_path_is_quantized_and_loaded_and_enter_means_what_was_typed_before_it(tiny_model: Path) -> None:
     async with running() as app:
         screen = await opened(app)
-        await type_in(app, f"'{tiny_model}'", "file")
+        await type_in(app, f"'{tiny_model}'", f"local {tiny_model}")
+        await app.until(lambda: any(row.columns and row.columns[0] == "F32" for row in list_of(app).rows))
         await app.press("f5")
         await app.opens(QuantizeScreen)
         await app.press("escape")
@@ -148,14 +149,14 @@ async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below
     async with running() as app:
         await opened(app)
         for path, why in ((cut, "is damaged"), (large, "Not enough memory")):
-            await type_in(app, str(path), "file")
+            await type_in(app, str(path), f"local {path}")
             await app.press("enter")
             await app.told(why)
             assert isinstance(app.app.screen, ModelsScreen)
         assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
 
         monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(180))
-        await type_in(app, str(tiny_model), "file")
+        await type_in(app, str(tiny_model), f"local {tiny_model}")
         await app.press("enter", "f1")
         await app.opens(HelpScreen)
         checked.set()

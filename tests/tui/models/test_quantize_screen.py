@@ -243,7 +243,7 @@ async def test_an_unknown_model_is_told_and_what_lies_in_the_package_is_made_els
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine other than the one that the tests run on."""
     cpu = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8"}))
-    monkeypatch.setattr("cpuchat.models.cpu_modules.engine_cpu", lambda: cpu)
+    monkeypatch.setattr("cpuchat.present.models.engine_cpu", lambda: cpu)
     monkeypatch.setattr("cpuchat.models.fit.engine_cpu", lambda _: cpu)
     monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda *_, **__: MACHINE)
 
@@ -254,6 +254,7 @@ async def test_snapshots(tmp_path: Path, elsewhere: None, monkeypatch: pytest.Mo
     async with running(size=SMALL) as app:
         screen = await opened(app, local(file))
         await screen.foreseen()
+        assert "i8mm" in screen.screen.predictions["Q8_0"].arrangement  # of that machine, not of this one
         await app.pilot.pause()
         await snapshot(app.app, "quantize-80x24")
 

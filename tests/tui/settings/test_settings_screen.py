@@ -13,7 +13,7 @@ from textual.widgets import Input, Static, TextArea
 from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.config.settings import DECLARED, Settings, value_of
-from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings
+from cpuchat.models.machine import Tuned, TunedChoice, keep_tuned
 from cpuchat.tui.settings import TABS, SettingsScreen, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.setting_rows import Field, SettingRow
@@ -130,7 +130,7 @@ async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_ch
 async def test_what_was_tuned_is_told_beside_the_setting(tiny_model: Path) -> None:
     choice = TunedChoice(keys=("engine.flash_attn",), words="flash attention off", decode=0.0, prefill=0.25)
     changes = {"engine": {"flash_attn": "off"}}
-    TunedSettings().put(tiny_model, Tuned(model="tiny", changes=changes, choices=(choice,)))
+    keep_tuned(tiny_model, Tuned(model="tiny", changes=changes, choices=(choice,)))
     backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(tiny_model)))
     async with running(backend, model=tiny_model) as app:
         beside = row(await opened(app), "engine.flash_attn").text_beside

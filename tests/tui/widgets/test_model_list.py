@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from textual.pilot import Pilot
 
 from cpuchat.present.table import ListRow
@@ -102,3 +103,29 @@ async def test_the_mark_stays_in_view_but_a_figure_that_comes_does_not_scroll_ba
         await pilot.pause()
         await shown(pilot, rows("fits"), mark="0")
         assert "model 20" in lines(listed)[0] and "fits" in lines(listed)[0]
+
+
+@pytest.mark.parametrize("wide", [True, False])
+async def test_a_paint_before_the_list_knows_its_new_width_draws_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, wide: bool
+) -> None:
+    monkeypatch.setattr(ModelList, "on_resize", lambda self: None)
+    rows = [ListRow(str(n), "○", f"/a/folder{'/with/a/long/name' * 3}/{n}", ROWS[1].columns) for n in range(4)]
+    before, after = ((44, 10), (120, 10)) if wide else ((120, 10), (44, 10))
+    async with HostApp(ModelList()).run_test(size=before) as pilot:
+        listed = await shown(pilot, rows)
+        await pilot.resize_terminal(*after)
+        await pilot.pause()
+        assert "/a/folder" in lines(listed)[0] and len(listed.render_line(0).text) == after[0] - 1
+
+
+async def test_figures_below_a_long_name_are_as_dim_as_those_beside_a_short_one() -> None:
+    rows = [ListRow("a", "○", "short", ROWS[1].columns), ListRow("b", "○", "a long name" * 5, ROWS[1].columns)]
+    async with HostApp(ModelList()).run_test(size=(60, 10)) as pilot:
+        listed = await shown(pilot, rows)
+        listed.move(1)  # neither line is looked at while it is selected
+        beside = listed.render_line(0)
+        listed.move(-1)
+        below = next(line for y in range(1, 4) if "Q8_0" in (line := listed.render_line(y)).text)
+        colors = [next(s.style for s in line if "Q8_0" in s.text) for line in (beside, below)]
+        assert colors[0] == colors[1]
