@@ -52,7 +52,8 @@ Examples:
   cpuchat --plain                             chat in lines of text, for screen readers
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
-  cpuchat why                                 which settings work on this machine, with proof
+  cpuchat doctor                              what slows this machine down, and the fix
+  cpuchat why                                 which settings take effect, with proof
   cpuchat tune                                the fastest settings, by measurement
   cpuchat serve                               the engine for other programs
 
