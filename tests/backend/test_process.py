@@ -210,7 +210,12 @@ async def test_a_worker_that_cannot_start_says_so_each_time(
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGRTMIN + 6, "signal "), (signal.SIGILL, "SIGILL")]
+    ("number", "words"),
+    [
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGRTMIN + 6, "signal "),
+        pytest.param(signal.SIGILL, "SIGILL", id="instruction"),
+    ],
 )
 async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int, words: str) -> None:
     async with started(tmp_path) as worker:
