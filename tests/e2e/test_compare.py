@@ -45,6 +45,8 @@ def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_
         terminal.type("t")
         terminal.wait_for("0.59×")
         assert len(workers(terminal)) == 2
+        terminal.type("t")
+        terminal.wait_until(lambda text: "0.59×" not in text, "the comparison without its table")
         leave(terminal)
         terminal.wait_for("⇄ Q8_0")
         terminal.wait_until(lambda text: len(workers(terminal)) == 1, "the chat's worker alone")
