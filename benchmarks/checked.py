@@ -83,7 +83,7 @@ assert merged((5, 7)) == [(5, 7)]
 """,
 )
 SQL = CheckedPrompt(
-    "A table orders(customer TEXT, amount REAL, day TEXT) holds days as 2025-12-31. "
+    "A table named orders (customer TEXT, amount REAL, day TEXT) holds days as 2025-12-31. "
     "Write a SQL query for the three customers who spent most in 2025. Answer with the query alone.",
     """
 import sqlite3

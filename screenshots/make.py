@@ -70,7 +70,7 @@ async def ask(pilot: Any, prompt: CheckedPrompt) -> None:
     conversation = pilot.app.conversation
     await until(pilot, lambda: conversation.model is not None and not conversation.busy)
     before = len(conversation.messages)
-    pilot.app.chat_screen.submit(prompt.text if REAL.is_file() else "What can you do?")
+    pilot.app.screen.query_one("Composer").submit(prompt.text if REAL.is_file() else "What can you do?")
     await until(pilot, lambda: len(conversation.messages) == before + 2 and not conversation.busy)
     if REAL.is_file():
         prompt.check(conversation.messages[-1].content)
