@@ -91,8 +91,7 @@ def gather_facts(
 ) -> DiagnosticFacts:
     """Read what can be read, without measuring anything. Never raises for what is unknown. `kernel`: replaces the
     kernel's calls in tests, as `refused` does for memory policies. `known` tells the peaks, as `measure.peak.known_of`.
-    `counts`: counters are tried.
-    """
+    `counts`: counters are tried."""
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
     try:

@@ -47,8 +47,7 @@ def cgroup_folders(root: Path, controller: str = "") -> list[Path]:
     or that of a version 1 `controller` such as "memory".
 
     In a container /proc/self/cgroup often names the path on the host while /sys/fs/cgroup shows the group itself
-    as the root: folders that don't exist are left out, the mount point is always in.
-    """
+    as the root: folders that don't exist are left out, the mount point is always in."""
     mount, found = root / "sys/fs/cgroup", list[Path]()
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

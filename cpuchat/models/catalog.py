@@ -62,8 +62,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     purpose; a "draft" is not to chat with.
     `sampling` is what its publisher recommends. `verified` lists the facts confirmed by public listings and reports:
     "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are unconfirmed
-    or computed.
-    """
+    or computed."""
 
     id: Id
     name: Text

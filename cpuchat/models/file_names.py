@@ -75,8 +75,7 @@ def without_quantization(name: str) -> str:
 
 def shortened(names: Sequence[str], width: int = 36) -> list[str]:
     """Cut long names of models in their middle, so that size and quantization stay:
-    `hf.co/bartowski/Qwen2.5-Coder…7B:Q4_K_M`; none where two would be alike.
-    """
+    `hf.co/bartowski/Qwen2.5-Coder…7B:Q4_K_M`; none where two would be alike."""
     found = [_shortened(name, width) for name in names]
     return found if len({*found}) == len({*names}) else [*names]
 

@@ -48,8 +48,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `source` what that rests on; None without any cores. `factors`: by how much longer passes of some models take, as of
     `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile follows measured
     passes, not what is usual of such cores; `probed`: those of a probe are among them, of the tensor types
-    `measured_types` on these cores. `scalar_types` as of `support`.
-    """
+    `measured_types` on these cores. `scalar_types` as of `support`."""
 
     available: int
     total: int

@@ -65,8 +65,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
         - "too large": it needs more than is available now, and the engine would refuse it;
         - "tight": it loads, but leaves less than a twentieth of the memory (at least 0.5 GB) for everything else, so
           that files of other programs, or its own weights, are evicted from the page cache;
-        - "fits": it leaves more.
-        """
+        - "fits": it leaves more."""
         if self.needed > self.available:
             return "too large"
         return "tight" if self.needed + spare_bytes(self.total_memory) > self.available else "fits"

@@ -11,8 +11,7 @@ from cpuchat.base.errors import UsageError
 
 class Activity(Enum):
     """What a chat is at. In AWAITING_APPROVAL, an answer waits for the user to approve a call of a tool; in
-    AWAITING_ROOM, nothing runs until the user says what a full chat does about its last question.
-    """
+    AWAITING_ROOM, nothing runs until the user says what a full chat does about its last question."""
 
     NONE = auto()
     LOADING = auto()
@@ -46,8 +45,7 @@ _NEXT = {
 class ActivityOwner:
     """Owns the activity of a chat, and the only stream of its backend: part of an activity, or work for idle time.
 
-    `is_stopping`: what runs is to end, also a stream of it that has not begun.
-    """
+    `is_stopping`: what runs is to end, also a stream of it that has not begun."""
 
     def __init__(self) -> None:
         self.now = Activity.NONE

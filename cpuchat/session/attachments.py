@@ -71,8 +71,7 @@ def attach(text: str, folder: Path, held: Mapping[str, Attachment] | None = None
 
     A name after @ is a file or folder, from `folder` on; `:10-80`, `:10-` or `:10` after it takes these lines alone.
     One that names no file is text, unless it looks like a path: in a folder that exists, or with the extension of a
-    file. Raises UsageError: such a file is not there, one cannot be read, is too large or no text.
-    """
+    file. Raises UsageError: such a file is not there, one cannot be read, is too large or no text."""
     held, found = held or {}, dict[str, Attachment]()
     for match in _NAMED.finditer(text):
         marks = [match[0]]
@@ -143,8 +142,7 @@ def unfinished(before: str) -> str | None:
 def completions(mark: str, folder: Path) -> list[str]:
     """Return marks of the paths that begin as `mark` does, else that hold its last part; folders end with a slash.
 
-    Names that begin with a dot are found when `mark` has it, names that cannot be typed not at all.
-    """
+    Names that begin with a dot are found when `mark` has it, names that cannot be typed not at all."""
     head, slash, part = _ESCAPED.sub(r"\1", mark[1:].removeprefix('"')).rpartition("/")
     start, hidden, part = head + slash, part.startswith("."), part.lower()
     try:

@@ -73,8 +73,7 @@ class Conversation:
     `draft_problem` is why the draft model that the settings name was not loaded. `on_save_problem` is called when that
     of the history changes. `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has
     no room for fails (code context_full) unless the chat knows what to do. `output` is how answers are told. `store`:
-    None keeps nothing. `library`: where draft models are looked for (None: the folders of the settings).
-    """
+    None keeps nothing. `library`: where draft models are looked for (None: the folders of the settings)."""
 
     def __init__(
         self, *, settings: Settings, backend: Backend, store: ChatStore | None, library: Library | None = None
@@ -215,8 +214,7 @@ class Conversation:
         if the settings name it, else in the notes of the model. `strict`: it was asked for with this very model; see
         `choose_draft`. `calibrate` False does not measure what passes cost, and takes no draft model that would need
         it. Raises UsageError: something is running; DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft
-        model cannot be used.
-        """
+        model cannot be used."""
         with self.activity.streaming(Activity.LOADING):
             self._path = path
             self.tuned = self.recommended = None
@@ -253,8 +251,7 @@ class Conversation:
 
     def reload(self) -> AsyncGenerator[AnyEvent, None]:
         """Reload the same model with the current settings. The open chat continues: its KV cache is saved before and
-        restored with the next answer. Raises UsageError if no model was loaded before.
-        """
+        restored with the next answer. Raises UsageError if no model was loaded before."""
         if self._path is None:
             raise UsageError("No model is loaded.", "Choose one first.")
         return self.load_model(self._path)
@@ -275,8 +272,7 @@ class Conversation:
         """Add a user message with what `attach` reads, on a thread, and stream the answer; the rest as in `Generate`.
 
         Raises CpuchatError as `attach`, ChatsError: the message could not be saved (of both, it was not sent);
-        ChatsChanged: so that the chat had to be loaded again; or during the answer.
-        """
+        ChatsChanged: so that the chat had to be loaded again; or during the answer."""
 
         async def add() -> list[StoredMessage]:
             return await self.history.add_question(text, self.model_name, attach, **self.options.of_chat(self.settings))
@@ -293,8 +289,7 @@ class Conversation:
 
     def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
         """Ask `text` with what `attach` returns in place of a question, the last one if `message_id` is 0; the first
-        token of the answer opens a branch. Raises CpuchatError, ChatsError, ChatsChanged: as `send`.
-        """
+        token of the answer opens a branch. Raises CpuchatError, ChatsError, ChatsChanged: as `send`."""
         return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
 
     async def compact(self) -> AsyncGenerator[AnyEvent, None]:
@@ -468,8 +463,7 @@ class Conversation:
 async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:
     """Extend the answer by `event`; returns False when the chat no longer has it.
 
-    The figures of an answer with calls of tools, or of one that was continued, are those of all its parts.
-    """
+    The figures of an answer with calls of tools, or of one that was continued, are those of all its parts."""
     answer = history.answer
     match event:
         case TextDelta(channel="reasoning"):
@@ -513,8 +507,7 @@ async def _remember_load(
 ) -> ModelLoaded:
     """Remember that the model was loaded; returns the event with one more note.
 
-    A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
-    """
+    A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict."""
     left_out = draft is not None and not event.model.draft
     models = [path] if draft is None or left_out else [path, draft]
     await asyncio.to_thread(usage.loaded, models)

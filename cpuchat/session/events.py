@@ -18,8 +18,7 @@ Severity = Literal["information", "warning", "error"]
 @dataclass(frozen=True, eq=False)  # two with the same text are two
 class Outgoing:
     """A message that has left the prompt. `attach` reads what it names; `editing` is the id of the message that it
-    replaces, whose attachments are `resent`, by mark.
-    """
+    replaces, whose attachments are `resent`, by mark."""
 
     text: str
     attach: Attach | None = None
@@ -44,8 +43,7 @@ class Changed:
     another title or place in the list. `saving`: the answer cannot be saved (`AnswerSaver.problem`), or is saved
     now. `question`: it is stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it.
     `ceilings`: the meter has those of a newer measurement. `tools`: others are offered. `options`: the chat has another
-    system prompt or reasoning.
-    """
+    system prompt or reasoning."""
 
     what: Literal["state", "queue", "chats", "saving", "question", "model", "ceilings", "tools", "options"]
 
@@ -82,8 +80,7 @@ class MessageReturned:
 @dataclass(frozen=True)
 class AnswerBegun:
     """An answer is asked for. `message`: to a new message, else to one that has an answer. `continues`: it is the end
-    of the last answer. `summarizes`: it is a summary of the chat.
-    """
+    of the last answer. `summarizes`: it is a summary of the chat."""
 
     message: Outgoing | None = None
     continues: bool = False

@@ -16,8 +16,7 @@ class PlacementChange:
     conversation's event loop.
 
     The settings of the conversation are those of the outcome afterwards; writing them to disk is the caller's.
-    `tell`: called with the share of the load that is done (0-1), on the event loop.
-    """
+    `tell`: called with the share of the load that is done (0-1), on the event loop."""
 
     def __init__(
         self, conversation: Conversation, wanted: PlacementSpec, tell: Callable[[float], None] = lambda _: None

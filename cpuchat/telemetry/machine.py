@@ -17,8 +17,7 @@ class Peak:
 
     `cpus` are the logical CPUs that read. `at_least`: it may be more, as other programs ran meanwhile, or an answer
     told it; `unfinished`: only because a measurement that nothing disturbed has not ended. `estimated`: nothing was
-    measured, and it is what such CPUs usually reach, within `ROUGH`.
-    """
+    measured, and it is what such CPUs usually reach, within `ROUGH`."""
 
     bytes_per_s: float
     cpus: tuple[int, ...]
@@ -51,8 +50,7 @@ class Bandwidth:
     """Memory traffic of the whole machine since the last sample, in bytes per second.
 
     `source` names the counter ("umc", "amd_df", "imc"). `read` and `write` are None where the counter knows only their
-    sum, `total`.
-    """
+    sum, `total`."""
 
     total: float
     source: str
@@ -64,8 +62,7 @@ class Bandwidth:
 class Power:
     """`watts` since the last sample; `joules` since counting began; `source` as of `Bandwidth`.
 
-    Whole packages, without memory modules and power supply.
-    """
+    Whole packages, without memory modules and power supply."""
 
     watts: float
     joules: float

@@ -57,8 +57,7 @@ def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | Non
     """Return the seconds until `total` tokens are evaluated; None before that can be told.
 
     The time of a token grows linearly with the tokens before it, which its attention reads: the slope comes from the
-    two halves of what is done. `points`: (seconds, tokens evaluated), ascending; the first is where the clock began.
-    """
+    two halves of what is done. `points`: (seconds, tokens evaluated), ascending; the first is where the clock began."""
     if not points:
         return None
     (start, first), (now, done) = points[0], points[-1]
@@ -86,8 +85,7 @@ class DraftingFigures:
     evaluation of the target. `depth` tokens are drafted per pass now, 0 = plain decoding, None: not known.
     `draft_share` of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain
     decoding does here, `speed_up` the rate of this answer against it. `off` is why drafting is off, before the first
-    counts, too.
-    """
+    counts, too."""
 
     counts: SpeculationFigures = _NO_COUNTS
     wanted: bool = False
@@ -176,8 +174,7 @@ class ChatFigures:
     second, `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context.
     `stop_reason` is None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample
     per half second of decoding, oldest first, over answers too. `unreported` are the figures that a server does not
-    report, and why. `approximate`: tokens are counted by the parts that a server sends.
-    """
+    report, and why. `approximate`: tokens are counted by the parts that a server sends."""
 
     phase: Phase
     load_fraction: float | None
@@ -381,8 +378,7 @@ class Meter:
     def prefill_left_s(self, now: float | None = None) -> float | None:
         """Return the seconds that the rest of the prompt takes at `now` (None: at the newest event), at least 1 until
         all is read; None before that can be told. Until this prompt has a rate it is that of those before, or the
-        predicted one.
-        """
+        predicted one."""
         prefill = self._prefill
         if prefill is None:
             return None
@@ -467,8 +463,7 @@ class Meter:
 
     def _live(self, now: float | None) -> float | None:
         """Return tok/s over the last second until `now`, at most that of the worker's clock; a delta that is not
-        overdue does not lower the rate, so that models slower than a token per second have one, too.
-        """
+        overdue does not lower the rate, so that models slower than a token per second have one, too."""
         points = self._points
         if self._phase != "decoding" or len(points) < 2:
             return None
@@ -587,8 +582,7 @@ class Meter:
 
 class ReasoningTime:
     """Adds to the timings at the end of an answer the time of its reasoning, up to the first text after it, and its
-    tokens. An answer may take several requests.
-    """
+    tokens. An answer may take several requests."""
 
     def __init__(self) -> None:
         self._request_id: int | None = None

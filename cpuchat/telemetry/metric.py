@@ -13,8 +13,7 @@ class Metric(Generic[_T]):
     """A figure: its `value`, or `why` it is missing, in a few words that can be shown behind "n/a".
 
     Code that computes a figure gives the reason where the value fails: `Metric.of(rate, "needs two tokens")`. Raises
-    ValueError: without a value there is no reason, or there are both.
-    """
+    ValueError: without a value there is no reason, or there are both."""
 
     value: _T | None
     why: str = ""

@@ -42,8 +42,7 @@ _NO_FIGURE: Metric[Any] = missing(NO_MODEL)
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """The evaluations in a stretch of decoding: `tokens` generated in `passes` of the target, which verified `draft_n`
-    drafted tokens, and `draft_passes` of the draft model.
-    """
+    drafted tokens, and `draft_passes` of the draft model."""
 
     tokens: int = 0
     passes: int = 0
@@ -83,8 +82,7 @@ class Roofline:
     together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; the last is
     missing where an answer exceeded it. `peak` is what the answer read, at least, where that is more than what was
     measured. `rough`: it may be more than `peak`. `bytes_per_pass` of the target. `limit` is what takes most of a pass.
-    `fits_cache`: the weights stay in L3, so memory is no limit.
-    """
+    `fits_cache`: the weights stay in L3, so memory is no limit."""
 
     bandwidth: Metric[float] = _NO_FIGURE
     source: str = "estimated"
@@ -111,8 +109,7 @@ class Decoding:
 
     `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
     `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here. `disturbed`:
-    other programs had the cores for a part of the time.
-    """
+    other programs had the cores for a part of the time."""
 
     tok_s: float | None = None
     average_tok_s: float | None = None
@@ -184,8 +181,7 @@ def roofline(
 ) -> Roofline:
     """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time.
 
-    Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them.
-    """
+    Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them."""
     machine = machine or MachineSample()
     read, no_power = machine.bandwidth, machine.no_power or "power not read"
     watts = Metric.of(machine.power.watts if machine.power is not None else None, no_power)

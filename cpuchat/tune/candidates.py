@@ -39,8 +39,7 @@ class TuningChoice:
 
     `keys`: the settings that it is about. `prompt_seconds`: how long a prompt to measure with, in seconds of prefill.
     `test`: "prefill" where decoding cannot differ, "texts" where what is written matters. `skipped`: why there is
-    nothing to try, "" if there is.
-    """
+    nothing to try, "" if there is."""
 
     name: str
     keys: tuple[str, ...]

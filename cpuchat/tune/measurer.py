@@ -55,8 +55,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Measurer:
     """Measures speeds; loads the model again when settings need it. `name` is the model's, "" before it is loaded. Once
-    it is `stopped`, and its `backend` cancelled or killed, `measure` raises Interrupted.
-    """
+    it is `stopped`, and its `backend` cancelled or killed, `measure` raises Interrupted."""
 
     def __init__(self, path: Path) -> None:
         self.name = ""
@@ -88,8 +87,7 @@ class Measurer:
 
     async def measure(self, chosen: Settings, choice: TuningChoice, draft: str) -> Speed:
         """Measure once; `draft` is the draft model of choices about texts. Raises Interrupted: stopped; CpuchatError:
-        it cannot be loaded or measured.
-        """
+        it cannot be loaded or measured."""
         of_texts = choice.test == "texts"
         if await self._load(chosen, draft if of_texts else "", calibrate=of_texts):
             await self._answer(self._text[: _WARM_UP[0]], _WARM_UP[1])
@@ -147,8 +145,7 @@ class Measurer:
 
     async def _load(self, chosen: Settings, draft: str, *, calibrate: bool = False) -> bool:
         """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError. `calibrate`: measure
-        what passes cost, which adaptive draft depths need.
-        """
+        what passes cost, which adaptive draft depths need."""
         if self.stopped:
             raise Interrupted("Stopped.")
         options = chosen.load_options(draft)

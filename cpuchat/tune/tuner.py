@@ -83,8 +83,7 @@ class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
     """One choice: what was in use before, the best candidate (`after`, "": none was measured) and what it gained.
 
     `decode` and `prefill` are gains as shares (0.05: 5 % faster), None: not measured. `reason` is why nothing was
-    decided.
-    """
+    decided."""
 
     name: str
     before: str
@@ -112,8 +111,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `decode` and `prefill` are tok/s (before, after), without drafters; None where not measured. `changes`: all settings
     that are tuned now, as `settings.update` takes them, and `replaced` as in `Tuned`. `stopped`: by the user;
-    `out_of_time`: some choices were not measured.
-    """
+    `out_of_time`: some choices were not measured."""
 
     model: str
     choices: tuple[ChoiceResult, ...]
@@ -181,8 +179,7 @@ class Tuner:
 
     async def run(self) -> TuneResult:
         """Tune, and keep what was adopted for the next loads. Raises Interrupted: stopped before the model was
-        loaded; CpuchatError: the model cannot be loaded or measured as it is set now.
-        """
+        loaded; CpuchatError: the model cannot be loaded or measured as it is set now."""
         self._start = time.monotonic()
         earlier = await asyncio.to_thread(find_tuned, self._path)
         chosen = earlier.applied_to(self._wanted) if earlier is not None else self._wanted

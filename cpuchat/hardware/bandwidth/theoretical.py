@@ -22,8 +22,7 @@ MODULES: Final = "sudo dmidecode -t memory"
 @dataclass(frozen=True, slots=True)
 class Theoretical:
     """The theoretical peak of all channels together, in bytes per second, if each has a module that is as fast as the
-    CPU takes, as `source` says in words. `speed_mt`: million transfers per second.
-    """
+    CPU takes, as `source` says in words. `speed_mt`: million transfers per second."""
 
     bytes_per_s: float
     source: str

@@ -34,8 +34,7 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     """A plan for deleting a model. `files` are deleted in this order, which frees `freed` bytes.
 
     `stays` are sentences about what stays and why. `refused` is why it may not be deleted, "" when it may. The rest is
-    for `delete`: the folder or repository, the files' fingerprint at the time of planning, and files in use.
-    """
+    for `delete`: the folder or repository, the files' fingerprint at the time of planning, and files in use."""
 
     model: LocalModel
     files: tuple[Path, ...] = ()
@@ -49,8 +48,7 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Plan:
     """Collects what is deleted and what is kept. `names` are the links of all revisions, by the entry that each leads
-    to.
-    """
+    to."""
 
     def __init__(self, root: Path, names: dict[Path, list[Path]]) -> None:
         self._root = root

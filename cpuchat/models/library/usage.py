@@ -30,8 +30,7 @@ _WHAT: Final = "speed in chats"
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `used` in seconds since 1970; tok/s 0 where not measured.
 
-    `plain_tok_s` is the last plain decoding, `drafted_tok_s` the last answer with drafts.
-    """
+    `plain_tok_s` is the last plain decoding, `drafted_tok_s` the last answer with drafts."""
 
     used: float = 0.0
     plain_tok_s: float = 0.0

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 class QuantType(msgspec.Struct, frozen=True):
     """`name` as in file names, `tensor` the type of most of its tensors.
 
-    `bits` per weight of a typical model, including scales and larger tensors.
-    """
+    `bits` per weight of a typical model, including scales and larger tensors."""
 
     name: str
     tensor: str
