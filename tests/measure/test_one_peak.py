@@ -208,7 +208,7 @@ async def in_app(model: ModelInfo, asks: bool) -> dict[str, str]:
     timings = answer(100.0, n=300, prompt_n=500, n_past=800, prompt_ms=100.0)  # in its middle: 650 tokens
     backend = OnMachine(model, POLICY, answers=[[*steps, msgspec.structs.replace(finished, timings=timings)]])
     file = Path(model.path)
-    async with running(backend, size=(200, 60), model=file, folders=(file.parent,)) as app:
+    async with running(backend, size=(200, 100), model=file, folders=(file.parent,)) as app:
         await app.ready()
         if asks:
             await app.send("Show it.")
