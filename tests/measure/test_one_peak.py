@@ -131,7 +131,7 @@ async def screens(app: RunningApp) -> dict[str, str]:
     await app.press("f12")
     screen = app.app.screen
     assert isinstance(screen, HardwareScreen)
-    await app.until(lambda: screen.now.speed and screen.now.placed)
+    await app.until(lambda: screen.now.speed and screen.now.placed and "in use, CPUs" in app.screen_text)
     found = {"F12": on_one_line(app.screen_text)}
     await app.press("escape")
     await app.closes()
@@ -208,7 +208,7 @@ async def in_app(model: ModelInfo, asks: bool) -> dict[str, str]:
     timings = answer(100.0, n=300, prompt_n=500, n_past=800, prompt_ms=100.0)  # in its middle: 650 tokens
     backend = OnMachine(model, POLICY, answers=[[*steps, msgspec.structs.replace(finished, timings=timings)]])
     file = Path(model.path)
-    async with running(backend, size=(200, 100), model=file, folders=(file.parent,)) as app:
+    async with running(backend, size=(200, 60), model=file, folders=(file.parent,)) as app:
         await app.ready()
         if asks:
             await app.send("Show it.")
