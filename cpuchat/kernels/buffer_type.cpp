@@ -428,10 +428,14 @@ const Products* best_products(const char* wanted) {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    const bool amd = __builtin_cpu_is("amd");
+    if (avx512 && !amd) ahead_alone = 4096;
     static const Products amx_products = with_amx();
+    static Products plain_products = avx512_products;
+    if (amd) plain_products.several = {};
     auto may_be = [&](const Products& one) { return !wanted || strcmp(wanted, one.name) == 0; };
-    if (avx512 && may_be(amx_products)) return may_use_tiles() ? &amx_products : &avx512_products;
-    if (avx512 && may_be(avx512_products)) return &avx512_products;
+    if (avx512 && may_be(amx_products)) return may_use_tiles() ? &amx_products : &plain_products;
+    if (avx512 && may_be(plain_products)) return &plain_products;
     // AVX-VNNI of 256 bits has no name in GCC 12's __builtin_cpu_supports.
     unsigned a = 0, b = 0, c = 0, d = 0;
     const bool avx_vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);

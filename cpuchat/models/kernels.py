@@ -23,7 +23,6 @@ from cpuchat.measure.subject import on_cores
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.options import Kernels
-from cpuchat.protocol.reasons import MATTERS
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Instructions
@@ -56,6 +55,8 @@ def rows_of(instructions: str) -> int:
 
 _WHAT: Final = "products"
 _KEPT_SECONDS, _DISTURBED_SECONDS = 30 * 86_400.0, 3600.0
+_NOISE: Final = 0.05
+"""Of the ratio of two kernels that both read at the speed of memory, from one measurement to the next."""
 _MAX_APART: Final = 0.01
 """Of the norm: both quantize activations to 8 bits, in blocks of 32 or 256 values, and differ by up to 0.6 %."""
 
@@ -81,11 +82,11 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_chosen(self) -> bool:
-        """Return whether cpuchat's kernels are used: with one token they are not slower by what matters, on the mean of
-        all passes not at all, and the results agree. A measurement beside other programs only tells the last."""
+        """Return whether cpuchat's kernels are used: with one token they are not slower by more than chance, on the mean
+        of all passes not at all, and the results agree. A measurement beside other programs only tells the last."""
         pairs = zip(self.cpuchat.points, self.llama_cpp.points, strict=True)
         ratios = [ours / theirs for (_, ours), (_, theirs) in pairs]  # by rising numbers of tokens
-        is_faster = ratios[0] >= 1 - MATTERS and math.prod(ratios) >= 1
+        is_faster = ratios[0] >= 1 - _NOISE and math.prod(ratios) >= 1
         return not self.is_wrong and (self.disturbed or is_faster)
 
     @property
