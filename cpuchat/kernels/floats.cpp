@@ -64,10 +64,38 @@ const char* at(const ggml_tensor* t, int64_t i1, int64_t i2, int64_t i3) {
 
 __m256 halves(const char* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512vl")))
+const bool has_avx512 = (__builtin_cpu_init(), __builtin_cpu_supports("avx512dq")) && __builtin_cpu_supports("avx512vl");
+
+// 8 values at `p`, and 8 that lie `apart` bytes behind them.
+AVX512 inline __m512 halves_of_two(const char* p, int64_t apart) {
+    const auto *first = reinterpret_cast<const __m128i*>(p), *second = reinterpret_cast<const __m128i*>(p + apart);
+    return _mm512_cvtph_ps(_mm256_set_m128i(_mm_loadu_si128(second), _mm_loadu_si128(first)));
+}
+
 float sum_of(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_hadd_ps(s, s);
     return _mm_cvtss_f32(_mm_hadd_ps(s, s));
+}
+
+// Of four at once, each in the order of `sum_of`.
+__m128 sums_of(__m256 a, __m256 b, __m256 c, __m256 d) {
+    auto half = [](__m256 v) { return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); };
+    return _mm_hadd_ps(_mm_hadd_ps(half(a), half(b)), _mm_hadd_ps(half(c), half(d)));
+}
+
+AVX512 inline __m128 sums_of(__m512 a, __m512 b) {
+    return sums_of(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1), _mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
+}
+
+// Of a multiple of 8.
+float max_of(const float* values, int n) {
+    __m256 most = _mm256_load_ps(values);
+    for (int i = 8; i < n; i += 8) most = _mm256_max_ps(most, _mm256_load_ps(values + i));
+    alignas(32) float lanes[8];
+    _mm256_store_ps(lanes, most);
+    return *std::max_element(lanes, lanes + 8);
 }
 
 // e to the power of up to 0, within 2e-7; 0 below -87, and NaN of a NaN, which the maximum has as its second. Range
@@ -95,7 +123,7 @@ template <int R> struct Rows {
     float* to[R];  // maximum, sum, ..., values from 8 on
 
     void score(const Shape& s, const char* k, int64_t first, int n) {
-        for (int c = 0; c < n; c += 2) {  // two cells share each load of a row
+        for (int c = 0; !has_avx512 && c < n; c += 2) {  // two cells share each load of a row
             const char *k0 = k + c * s.k->nb[1], *k1 = k0 + s.k->nb[1];
             __m256 a[R], b[R];
             for (int i = 0; i < R; i++) a[i] = b[i] = _mm256_setzero_ps();
@@ -106,8 +134,9 @@ template <int R> struct Rows {
                     a[i] = _mm256_fmadd_ps(x, w, a[i]), b[i] = _mm256_fmadd_ps(y, w, b[i]);
                 }
             }
-            for (int i = 0; i < R; i++) scores[i][c] = sum_of(a[i]), scores[i][c + 1] = sum_of(b[i]);
+            for (int i = 0; i < R; i++) _mm_storel_pi(reinterpret_cast<__m64*>(scores[i] + c), sums_of(a[i], b[i], a[i], b[i]));
         }
+        if (has_avx512) dot_avx512(s, k, n);
         for (int i = 0; i < R; i++) {
             std::fill(scores[i] + n, scores[i] + block_cells, -INFINITY);
             for (int c = 0; masks[i] && c < n; c += 8) {
@@ -116,10 +145,27 @@ template <int R> struct Rows {
             }
         }
     }
+    // The same with two cells in each vector, of which every lane adds what it does above.
+    AVX512 void dot_avx512(const Shape& s, const char* k, int n) {
+        const int64_t apart = s.k->nb[1];
+        for (int c = 0; c < n; c += 4) {
+            const char* cell = k + c * apart;
+            __m512 a[R], b[R];
+            for (int i = 0; i < R; i++) a[i] = b[i] = _mm512_setzero_ps();
+            for (int64_t d = 0; d < s.n_values; d += 8, cell += 16) {
+                const __m512 x = halves_of_two(cell, apart), y = halves_of_two(cell + 2 * apart, apart);
+                for (int i = 0; i < R; i++) {
+                    const __m512 w = _mm512_broadcast_f32x8(_mm256_load_ps(q[i] + d));
+                    a[i] = _mm512_fmadd_ps(x, w, a[i]), b[i] = _mm512_fmadd_ps(y, w, b[i]);
+                }
+            }
+            for (int i = 0; i < R; i++) _mm_store_ps(scores[i] + c, sums_of(a[i], b[i]));
+        }
+    }
     // Turns scores into weights, and scales what was found before to the new maximum.
     void weigh(const Shape& s, int i) {
         float* found = to[i];
-        const float most = *std::max_element(scores[i], scores[i] + block_cells), top = std::max(found[0], most);
+        const float most = max_of(scores[i], block_cells), top = std::max(found[0], most);
         const __m256 shift = _mm256_set1_ps(top == -INFINITY ? 0.0f : top);
         __m256 sum = _mm256_setzero_ps();
         for (int c = 0; c < block_cells; c += 8) {
@@ -135,7 +181,8 @@ template <int R> struct Rows {
         found[1] += sum_of(sum);
     }
     void add_values(const Shape& s, const char* v, int n) {
-        for (int64_t d = 0; d < s.n_values; d += 16) {
+        int64_t d = has_avx512 ? add_values_avx512(s, v, n) : 0;
+        for (; d < s.n_values; d += 16) {
             __m256 a[R], b[R];
             for (int i = 0; i < R; i++) a[i] = _mm256_loadu_ps(to[i] + 8 + d), b[i] = _mm256_loadu_ps(to[i] + 16 + d);
             for (int c = 0; c < n; c++) {
@@ -148,6 +195,24 @@ template <int R> struct Rows {
             }
             for (int i = 0; i < R; i++) _mm256_storeu_ps(to[i] + 8 + d, a[i]), _mm256_storeu_ps(to[i] + 16 + d, b[i]);
         }
+    }
+    // Returns how many values were added: a multiple of 32.
+    AVX512 int64_t add_values_avx512(const Shape& s, const char* v, int n) {
+        int64_t d = 0;
+        for (; d + 32 <= s.n_values; d += 32) {
+            __m512 a[R], b[R];
+            for (int i = 0; i < R; i++) a[i] = _mm512_loadu_ps(to[i] + 8 + d), b[i] = _mm512_loadu_ps(to[i] + 24 + d);
+            for (int c = 0; c < n; c++) {
+                const char* cell = v + c * s.v->nb[1] + 2 * d;
+                const __m512 x = halves_of_two(cell, 16), y = halves_of_two(cell + 32, 16);
+                for (int i = 0; i < R; i++) {
+                    const __m512 w = _mm512_set1_ps(scores[i][c]);
+                    a[i] = _mm512_fmadd_ps(x, w, a[i]), b[i] = _mm512_fmadd_ps(y, w, b[i]);
+                }
+            }
+            for (int i = 0; i < R; i++) _mm512_storeu_ps(to[i] + 8 + d, a[i]), _mm512_storeu_ps(to[i] + 24 + d, b[i]);
+        }
+        return d;
     }
 };
 
