@@ -21,7 +21,8 @@ from reports import Report, page, reports  # noqa: E402
 LISTS = reports([])
 PATH = re.compile(r"\bbenchmarks/((?!work/)[\w/-]+\.(?:py|toml|json|md))(?:#([\w-]+))?")
 IN_CODE = re.compile(r"`((?:hostile/)?\w+\.(?:py|cpp))`")
-LINK = re.compile(r"\]\(((?:\.\./|results/)[\w/.-]+|)(?:#([\w-]+))?\)")
+LINK = re.compile(r"\]\((?!\w+:)([\w/.-]*)(?:#([\w-]+))?\)")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 
 
 def test_what_benchmarks_import_exists() -> None:
@@ -44,7 +45,7 @@ def _exists(node: ast.ImportFrom, name: ast.alias) -> bool:
 
 
 def test_benchmarks_that_are_named_exist() -> None:
-    places = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *BENCHMARKS.rglob("*.toml")]
+    places = [*PAGES, *BENCHMARKS.rglob("*.toml")]
     for folder in ("cpuchat", "tests", "screenshots", "benchmarks"):
         places += (ROOT / folder).rglob("*.py")
     named = {(place, *found) for place in places if WORK not in place.parents for found in PATH.findall(_text(place))}
@@ -62,8 +63,12 @@ def test_the_list_of_benchmarks_names_every_script_and_finds_what_each_guards() 
     assert gone and [file for file in IN_CODE.findall(own) if not (BENCHMARKS / file).is_file()] == []
     rows = re.findall(r"^\| `([\w/]+\.py)`", _text(page).partition("## What is compared")[0], re.MULTILINE)
     assert sorted(rows) == sorted(scripts - {"paced_worker.py"})  # the process that ui.py starts
+
+
+@pytest.mark.parametrize("page", [*PAGES, BENCHMARKS / "README.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(_text(page)):
-        file = (BENCHMARKS / target).resolve() if target else page
+        file = (page.parent / target).resolve() if target else page
         assert file.exists(), target
         assert not anchor or anchor in _anchors(file), f"{target}#{anchor}"
 

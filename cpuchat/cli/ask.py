@@ -48,22 +48,17 @@ option goes after --: cpuchat ask -- --help me. Options default to those of --pr
 goes to standard output, everything else to standard error. Ctrl+C stops and keeps the partial answer. Control
 characters in the answer are replaced by visible ones, also in pipes and files; --json escapes them.
 
-Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
-5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
-9 llama.cpp is missing or unsupported, 10 generation failed, 12 draft model mismatch, 21 server failed
-or not reached, 22 API key refused, 24 the answer does not match the schema or grammar,
-25 an MCP server failed, 130 stopped by Ctrl+C, 1 anything else."""
+Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 5 not enough memory, 6 question longer than the
+context, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl+C; all: docs/commands.md."""
 
 
-@click.command(cls=TextCommand, epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
+@click.command(cls=TextCommand, epilog=_EPILOG)
 @click.argument("question", nargs=-1)
 @click.option(
-    "--model",
-    "-m",
-    metavar="FILE|REPO",
-    help="A GGUF file, a Hugging Face repository in the local cache, or `demo`. With --server, its name there; "
-    "http://HOST:PORT#NAME is both in one.",
-)
+    "--model", "-m", metavar="MODEL",
+    help="A GGUF file, or a part of a model's name (qwen, demo); default: the one used last. With --server, its name "
+    "there; http://HOST:PORT#NAME is both in one.",
+)  # fmt: skip
 @click.option(
     "--server",
     metavar="URL",

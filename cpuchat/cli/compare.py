@@ -44,9 +44,7 @@ for both, they are loaded in turn. Each round swaps the order; from three rounds
 each side predicts both answers: how many of A's words B would have written, and where it matters."""
 
 
-@click.command(
-    cls=TextCommand, n_before=2, epilog=_EPILOG, short_help="Compare two models, or two settings, on one prompt."
-)
+@click.command(cls=TextCommand, n_before=2, epilog=_EPILOG)
 @click.argument("a")
 @click.argument("b")
 @click.argument("prompt", nargs=-1)

@@ -1,4 +1,4 @@
-"""A group of commands that imports a command only when it runs: `--help` must be there at once."""
+"""Commands and their `--help`, which must be there at once: a group imports a command only when it runs."""
 
 from __future__ import annotations
 
@@ -16,32 +16,47 @@ _ELSEWHERE = {
 """What other programs call commands."""
 
 
-class LazyGroup(click.Group):
+class Command(click.Command):
+    """A command whose `--help` lists its own options before those of settings, by their tables in config.toml."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        tables: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for option in self.get_params(ctx):
+            table, _, key = (option.name or "").partition("__")
+            if isinstance(option, click.Option) and (row := option.get_help_record(ctx)) is not None:
+                tables.setdefault(table.title() if key and table != "chat" else "Options", []).append(row)
+        for title, rows in tables.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class LazyGroup(Command, click.Group):
     """Knows its commands by name. `commands_by_name`: name: (module, attribute, the line in the group's `--help`)."""
 
     def __init__(self, *args: Any, commands_by_name: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._by_name = commands_by_name
+        self.by_name = commands_by_name
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._by_name)
+        return list(self.by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._by_name:
+        if cmd_name not in self.by_name:
             return None
-        module, attribute, _ = self._by_name[cmd_name]
+        module, attribute, _ = self.by_name[cmd_name]
         return getattr(importlib.import_module(module), attribute)
 
     def similar(self, name: str) -> list[str]:
         """Return the commands, also of its groups, that someone who typed `name` may have meant."""
         wanted = _ELSEWHERE.get(name.lower(), name.lower())
-        known = list(self._by_name)
-        for group, (module, attribute, _) in self._by_name.items():
+        known = list(self.by_name)
+        for group, (module, attribute, _) in self.by_name.items():
             inner = getattr(importlib.import_module(module), attribute) if attribute == group else None
-            known += [f"{group} {one}" for one in inner._by_name] if isinstance(inner, LazyGroup) else []
+            known += [f"{group} {one}" for one in inner.by_name] if isinstance(inner, LazyGroup) else []
         exact = [one for one in known if one.rpartition(" ")[2] == wanted]
-        return exact or difflib.get_close_matches(name.lower(), self._by_name)
+        return exact or difflib.get_close_matches(name.lower(), self.by_name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in self._by_name.items()])
+            formatter.write_dl([(name, text) for name, (_, _, text) in self.by_name.items()])
+        super().format_options(ctx, formatter)

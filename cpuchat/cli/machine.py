@@ -43,7 +43,7 @@ _STEADY = 0.9
 """Ratio of the slowest round to the best below which other programs disturbed the measurement."""
 
 
-@click.command(epilog=_PROBE_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
+@click.command(epilog=_PROBE_EPILOG)
 @setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.")
 @setting("engine.memory_policy")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second.")
@@ -139,7 +139,7 @@ Nothing is changed, and nothing is measured: `cpuchat probe` does that.
 Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 wrong usage or settings."""
 
 
-@click.command(epilog=_DOCTOR_EPILOG, short_help="Check what limits inference speed on this machine.")
+@click.command(epilog=_DOCTOR_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool) -> int:
     """Check what limits inference speed on this machine: each finding with its evidence and the fix; and the settings

@@ -29,16 +29,16 @@ _LONGEST_QUESTION = 300  # characters, in a hint
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
-    "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
-    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work."),
-    "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
-    "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
+    "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings: which is faster, and why."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, show, quantize and delete models."),
+    "doctor": ("cpuchat.cli.machine", "doctor", "Check what slows this machine down, and say how to fix it."),
+    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work."),
+    "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model by measuring."),
+    "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI- and Anthropic-compatible)."),
     "chats": ("cpuchat.cli.chats", "chats", "List, export and import chats."),
-    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users."),
+    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on this or another machine: fit, speed, users."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
-    "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
 }
@@ -52,13 +52,9 @@ Examples:
   cpuchat --plain                             chat in lines of text, for screen readers
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
-  cpuchat doctor                              what slows this machine down, and the fix
-  cpuchat why                                 which settings take effect, with proof
-  cpuchat tune                                the fastest settings, by measurement
-  cpuchat serve                               the engine for other programs
 
-Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one
-has been chosen, the bundled demo model is used. Exit codes: docs/commands.md."""
+A model is a GGUF file, or a part of its name in `cpuchat models list` that no other model has (qwen, qwen:q8_0). Until
+one has been chosen, the bundled demo model is used. Exit codes: docs/commands.md."""
 
 _MORE_THREADS = "Raise the limit: `ulimit -u`, TasksMax of a systemd unit, or pids.max of the control group."
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -75,8 +71,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     cls=LazyGroup, commands_by_name=_COMMANDS, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG
 )
 @click.option(
-    "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
-)
+    "--model", "-m", metavar="MODEL",
+    help="A GGUF file, or a part of a model's name; default: the one used last. With --server, its name there.",
+)  # fmt: skip
 @click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
 @click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model of this run.")
 @click.option("--threads", "engine__threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")

@@ -31,10 +31,13 @@ def setting(key: str, help: str = "") -> Decorator:
     The value reaches the command as `engine__threads`, to be handed to `overridden`.
     """
     declared = settings.DECLARED[key]
-    name, words = f"{declared.section}__{declared.name}", declared.words
-    if isinstance(declared.default, bool):
+    name, words, default = f"{declared.section}__{declared.name}", declared.words, declared.default
+    is_switch = isinstance(default, bool)
+    shown = ("on" if default else "off") if is_switch else default
+    help = f"{help or declared.help} Default: {shown}." if shown not in (None, "") else help or declared.help
+    if is_switch:
         flags = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
-        return click.option(flags, name, is_flag=True, default=None, help=help or declared.help)
+        return click.option(flags, name, is_flag=True, default=None, help=help)
     hint = declared.type
     while get_origin(hint) is Annotated or NoneType in get_args(hint):  # None: not set, as the model has it
         hint = next(one for one in get_args(hint) if one is not NoneType)
@@ -42,7 +45,7 @@ def setting(key: str, help: str = "") -> Decorator:
     kind = {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
     kind = click.Choice(get_args(hint)) if get_origin(hint) is Literal else kind
     metavar = words.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind)
-    return click.option(declared.option, name, type=kind, default=None, help=help or declared.help, metavar=metavar)
+    return click.option(declared.option, name, type=kind, default=None, help=help, metavar=metavar)
 
 
 def section_options(*sections: str) -> Decorator:

@@ -38,7 +38,7 @@ _ALL = "all"  # machines, for --on
 _TOKENS, _POSITIVE = click.IntRange(1, 10_000_000), click.FloatRange(0, 1e6, min_open=True)
 
 
-@click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users.")
+@click.command(epilog=_EPILOG)
 @click.argument("model", required=False)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
 @click.option(

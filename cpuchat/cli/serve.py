@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import UsageError
+from cpuchat.cli.lazy import Command
 from cpuchat.cli.options import model_path, overridden, prepared_backend, require_draft_in_use, section_options, setting
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import RunningServer, is_loopback, recorded, running_servers
@@ -38,7 +39,6 @@ Requests beyond --parallel wait; clients take turns. Each answer at once takes a
 only suffix decoding drafts. Models with a recurrent state or a draft head answer one at a time, and the log says why.
 
 Ctrl+C ends the server, a second one ends it at once.
-
 Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools;
 /infill (llama-server) for editors. docs/agents.md configures coding agents, docs/serve.md editors.
 
@@ -56,14 +56,14 @@ class _Parallel(click.ParamType):
         return 0 if value == "auto" else click.IntRange(1, MAX_PARALLEL).convert(value, param, ctx)
 
 
-@click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI and Anthropic dialects).")
+@click.command(cls=Command, epilog=_EPILOG)
 @click.argument("model", required=False, metavar="[MODEL]")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on. Default: 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="Port; 0 = a free one. Default: 8080.")
 @click.option(
     "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
 )
-@click.option("--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N")
+@click.option("--queue", type=click.IntRange(0, 1000), default=16, help="Queue length. Default: 16.", metavar="N")
 @click.option(
     "--parallel",
     type=_Parallel(),
@@ -96,7 +96,7 @@ def serve(
 ) -> int:
     """Serve a model over HTTP to other programs, in OpenAI's and Anthropic's dialects, with llama-server's timings.
 
-    MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
+    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.
     """
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if strict:

@@ -16,12 +16,9 @@ Examples:
   cpuchat tune qwen.gguf
   cpuchat tune qwen.gguf --undo
 
-It tries numbers of threads (fewer, one per core, two per core), NUMA policies, CPU modules of an engine from a wheel,
-kernels unless the load compared them, flash attention, micro-batches and drafters, each against the setting in use,
-which is measured again before and after.
-A choice is adopted if it gains more than 2 % and more than the rounds differ, and neither decoding nor prefill gets
-slower. What you have set yourself is left alone, except threads and cores: faster ones replace them for this model,
-until you set others.
+It tries numbers of threads, NUMA policies, CPU modules, kernels, flash attention, micro-batches and drafters, each
+against the setting in use. A choice is adopted if it gains more than 2 % and more than the rounds differ, and neither
+decoding nor prefill gets slower. What you have set yourself is left alone, except threads and cores.
 
 The result is saved for this model, machine and engine, and used from the next load. Run it while nothing else computes.
 Machine settings that only root can change: `cpuchat doctor`."""
@@ -34,7 +31,7 @@ Machine settings that only root can change: `cpuchat doctor`."""
 def tune(model: str | None, undo: bool, as_json: bool) -> int:
     """Find the fastest settings for MODEL on this machine by measuring, in about 3 minutes.
 
-    MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
+    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.
     """
     import asyncio
 

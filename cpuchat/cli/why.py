@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from cpuchat.cli.lazy import Command
 from cpuchat.cli.options import model_path, overridden, section_options
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
@@ -18,21 +19,19 @@ Examples:
   cpuchat why qwen.gguf --json > today.json
 
 Proofs are read after the load and a short test answer: from llama.cpp's buffers and log, and from /proc. "no effect" is
-a setting that does nothing here. ✗ marks what does not work as set.
-
-`cpuchat tune` measures which settings are faster.
+a setting that does nothing here, ✗ marks what does not work as set. `cpuchat tune` measures which settings are faster.
 
 Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such model, 5 does not fit."""
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=Command, epilog=_EPILOG)
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @section_options("engine", "speculation")
 def why(model: str | None, as_json: bool, **values: Any) -> int:
     """Prove which settings of MODEL work on this machine.
 
-    MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
+    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.
     """
     from cpuchat.bench.results import read_environment
     from cpuchat.bench.why import SettingFacts, prove

@@ -159,14 +159,10 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
     return hub.header(repository, choose_repo_model(repository, address.wanted))
 
 
-_LIST_EPILOG = """The last column is what --model takes. tok/s is the last measured plain decoding speed; ≈ marks a
-prediction. PARAMS counts all tensors of a file: some have the token embeddings twice, such as many of Qwen2.5 0.5B
-(630M). Any part of a name that no other model has will do, too: `qwen`, `qwen2.5-coder:q8_0`. Folders of yours are
-searched when config.toml names them:
-
-\b
-  [model]
-  folders = ["~/models"]"""
+_LIST_EPILOG = """The last column is what --model takes; any part of it that no other model has will do, too: `qwen`,
+`qwen2.5-coder:q8_0`. tok/s is the last measured plain decoding speed, ≈ marks a prediction. PARAMS counts all tensors
+of a file: some have the token embeddings twice. Folders of yours are searched once they were typed into Ctrl+O in the
+app, or are named in config.toml: `folders = ["/mnt/models"]` below [model]."""
 _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USED", "--model")
 
 

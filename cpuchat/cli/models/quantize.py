@@ -9,7 +9,6 @@ import click
 import msgspec
 
 from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
-from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.output import print_json
@@ -40,7 +39,7 @@ from cpuchat.models.quantize.types import (
 from cpuchat.present.models import doubt, here, lighter_output, takes_arithmetic, why_here
 from cpuchat.telemetry.units import size, time_left
 
-_EPILOG = f"""\b
+_EPILOG = """\b
 Examples:
   cpuchat models quantize ~/models/big-F16.gguf Q4_K_M
   cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
@@ -48,9 +47,8 @@ Examples:
   cpuchat models quantize --list
 
 SOURCE is what --model takes. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
-Face cache it goes to the first of your folders, or to {shown(made_models_dir())}.
-Where SOURCE has TYPE already, only the matrices change whose types are given.
-OUT appears only once it is complete; Ctrl+C deletes the partial file."""
+Face cache it goes to the first of your folders, or to models/ in the data folder (~/.local/share/cpuchat). Where SOURCE
+has TYPE already, only the matrices change whose types are given. Ctrl+C deletes the partial file."""
 
 
 @click.command("quantize", epilog=_EPILOG)
