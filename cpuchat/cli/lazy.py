@@ -16,7 +16,7 @@ _ELSEWHERE = {
 """What other programs call commands."""
 
 
-class Command(click.Command):
+class SectionedCommand(click.Command):
     """A command whose `--help` lists its own options before those of settings, by their tables in config.toml."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -30,7 +30,7 @@ class Command(click.Command):
                 formatter.write_dl(rows)
 
 
-class LazyGroup(Command, click.Group):
+class LazyGroup(SectionedCommand, click.Group):
     """Knows its commands by name. `commands_by_name`: name: (module, attribute, the line in the group's `--help`)."""
 
     def __init__(self, *args: Any, commands_by_name: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:

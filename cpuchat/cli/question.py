@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from cpuchat.base.errors import UsageError
-from cpuchat.cli.lazy import Command
+from cpuchat.cli.lazy import SectionedCommand
 
 INPUT_LIMIT = 32 << 20
 _PATIENCE_SECONDS = 3.0
@@ -20,7 +20,7 @@ _LIKE_OPTION = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _LONGEST_LINE = 300
 
 
-class TextCommand(Command):
+class TextCommand(SectionedCommand):
     """A command whose last argument is a text, in which nothing is an option.
 
     The text begins after `n_before` words that are no options. A word that begins with a dash but cannot be an option,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import UsageError
-from cpuchat.cli.lazy import Command
+from cpuchat.cli.lazy import SectionedCommand
 from cpuchat.cli.options import model_path, overridden, prepared_backend, require_draft_in_use, section_options, setting
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import RunningServer, is_loopback, recorded, running_servers
@@ -56,7 +56,7 @@ class _Parallel(click.ParamType):
         return 0 if value == "auto" else click.IntRange(1, MAX_PARALLEL).convert(value, param, ctx)
 
 
-@click.command(cls=Command, epilog=_EPILOG)
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--host", default="127.0.0.1", help="Address to listen on. Default: 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, help="Port; 0 = a free one. Default: 8080.")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.cli.lazy import Command
+from cpuchat.cli.lazy import SectionedCommand
 from cpuchat.cli.options import model_path, overridden, section_options
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
@@ -24,7 +24,7 @@ a setting that does nothing here, ✗ marks what does not work as set. `cpuchat 
 Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such model, 5 does not fit."""
 
 
-@click.command(cls=Command, epilog=_EPILOG)
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @section_options("engine", "speculation")

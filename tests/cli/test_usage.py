@@ -74,9 +74,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["plan", "70b", "--on", "9745"], ["epyc-9754"]),
         (["plan", "--on", "all"], ["needs a MODEL"]),
         (["plan", "70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"], ["exceed the context"]),
-        (["plan", "70b", "--on", "9754", "--tok-s", "0"], ["--tok-s"]),
         (["plan", "70b", "--machines"], ["takes only --json"]),
-        (["tune", "demo", "--undone"], ["Did you mean --undo"]),
         ([], ["terminal", "cpuchat ask"]),
     ],
 )
