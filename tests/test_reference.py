@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 _COMMANDS = """# Commands
 
-For looking up a command, its options and examples: what `--help` prints. `cpuchat` alone opens the app.
+Look up a command, its options and examples, as `--help` prints them. `cpuchat` alone opens the app.
 [Exit codes](#exit-codes) stand at the end.
 """
 _KEYS = """# Keys
