@@ -7,6 +7,7 @@ in CONTRIBUTING.md from the import contracts.
 from __future__ import annotations
 
 import ast
+import copy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ those without a key. [`keymap.toml`](settings.md#keys) changes them, by the name
 def _listed(command: click.Command | None, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield the path of `command` and of those below it, the line of each in `--help`, and its own `--help`."""
     assert command is not None
+    command = copy.copy(command)
+    vars(command)["_help_option"] = None  # click keeps that of the first context, which another test may have made
     context = click.Context(command, info_name=path, terminal_width=110, help_option_names=["-h", "--help"])
     yield path, "", command.get_help(context)
     if not isinstance(command, LazyGroup):
@@ -48,10 +51,9 @@ def commands_page() -> str:
     """Return docs/commands.md; its exit codes stay as they are."""
     *_, codes = (DOCS / "commands.md").read_text(encoding="utf-8").partition("\n## Exit codes\n")
     listed = list(_listed(cli, "cpuchat"))
-    rows = [f"| [`{path}`](#{path.replace(' ', '-')}) | {text} |" for path, text, _ in listed[1:]]
-    parts = [_COMMANDS, "| command | does |\n|---|---|\n" + "\n".join(rows) + "\n"]
-    parts += [f"## {path}\n\n```text\n{help}\n```\n" for path, _, help in listed]
-    return "\n".join(parts) + "\n## Exit codes\n" + codes
+    rows = [f"| [`{path}`](#{path.replace(' ', '-')}) | {text} |\n" for path, text, _ in listed[1:]]
+    helps = [f"\n## {path}\n\n```text\n{help}\n```\n" for path, _, help in listed]
+    return "".join([_COMMANDS, "\n| command | does |\n|---|---|\n", *rows, *helps, "\n## Exit codes\n", codes])
 
 
 def keys_page() -> str:
