@@ -82,8 +82,8 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_chosen(self) -> bool:
-        """Return whether cpuchat's kernels are used: with one token they are not slower by more than chance, on the mean
-        of all passes not at all, and the results agree. A measurement beside other programs only tells the last."""
+        """Return whether cpuchat's kernels are used: with one token they are not slower by more than chance, on the
+        mean of all passes not at all, and the results agree. Beside other programs only the last is measured."""
         pairs = zip(self.cpuchat.points, self.llama_cpp.points, strict=True)
         ratios = [ours / theirs for (_, ours), (_, theirs) in pairs]  # by rising numbers of tokens
         is_faster = ratios[0] >= 1 - _NOISE and math.prod(ratios) >= 1
