@@ -47,7 +47,8 @@ def test_the_wheel_holds_every_file_of_the_program(site: Path) -> None:
     }
     packed = {file.relative_to(site) for file in (site / "cpuchat").rglob("*") if file.is_file()}
     assert not ours - packed
-    assert packed - ours == {Path("cpuchat") / file.relative_to(CHECKOUT) for file in CHECKOUT.glob("themes/*")}
+    brought = (*CHECKOUT.glob("themes/*"), *CHECKOUT.glob("docs/*"))
+    assert packed - ours == {Path("cpuchat") / file.relative_to(CHECKOUT) for file in brought}
 
 
 def test_the_installed_program_answers_and_finds_what_it_brings(
@@ -55,6 +56,7 @@ def test_the_installed_program_answers_and_finds_what_it_brings(
 ) -> None:
     program = "from cpuchat.cli.main import main; main()"
     assert run_installed(site, tmp_path, program, "--version").startswith("cpuchat ")
+    assert "~/models" in run_installed(site, tmp_path, program, "docs", "first-model")
     assert "qwen3-8b" in run_installed(site, tmp_path, program, "models", "catalog")
     assert run_installed(site, tmp_path, program, "ask", "--max-tokens", "4", "Hello").strip()
     brought = (

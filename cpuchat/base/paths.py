@@ -122,10 +122,20 @@ def kv_stem(chat_id: str) -> str:
     return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
 
 
+def _packaged(name: str) -> Path:
+    """Return a bundled folder: beside the package in a checkout, inside it when installed."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
 def packaged_themes_dir() -> Path:
-    """Return the folder of bundled themes: beside the package in a checkout, inside it when installed."""
-    inside = _PACKAGE / "themes"
-    return inside if inside.is_dir() else _PACKAGE.parent / "themes"
+    """Return the folder of bundled themes."""
+    return _packaged("themes")
+
+
+def docs_dir() -> Path:
+    """Return the folder of the manual."""
+    return _packaged("docs")
 
 
 def demo_dir() -> Path:

@@ -13,6 +13,7 @@ import click
 
 from cpuchat.base.errors import CpuchatError, GrammarUnmet, Interrupted, UsageError
 from cpuchat.cli import options
+from cpuchat.cli.lazy import chat_options
 from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import TextCommand, compose, file_text, require_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput
@@ -49,37 +50,17 @@ goes to standard output, everything else to standard error. Ctrl+C stops and kee
 characters in the answer are replaced by visible ones, also in pipes and files; --json escapes them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 5 not enough memory, 6 question longer than the
-context, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl+C; all: docs/commands.md."""
+context, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl+C; all: cpuchat docs commands."""
 
 
 @click.command(cls=TextCommand, epilog=_EPILOG)
 @click.argument("question", nargs=-1)
-@click.option(
-    "--model", "-m", metavar="MODEL",
-    help="A GGUF file, or a part of a model's name (qwen, demo); default: the one used last. With --server, its name "
-    "there; http://HOST:PORT#NAME is both in one.",
-)  # fmt: skip
-@click.option(
-    "--server",
-    metavar="URL",
-    help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
-)
+@chat_options
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
-@click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model.")
 @click.option(
-    "--file",
-    "files",
-    multiple=True,
-    metavar="FILE",
+    "--file", "files", multiple=True, metavar="FILE",
     help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
-)
-@click.option(
-    "--tools",
-    "tool_servers",
-    multiple=True,
-    metavar="NAME",
-    help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
-)
+)  # fmt: skip
 @click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read.")
 @click.option("--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed.")
 @options.section_options("sampling")

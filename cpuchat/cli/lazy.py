@@ -1,14 +1,16 @@
-"""Commands and their `--help`, which must be there at once: a group imports a command only when it runs."""
+"""Commands and their `--help`, which must be there at once: a group imports a command only when it runs. And options that
+the app and `ask` have in common."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
+F = TypeVar("F", bound=Callable[..., Any])
 _ELSEWHERE = {
     "ls": "list", "rm": "delete", "remove": "delete", "pull": "download", "get": "download", "inspect": "show",
     "info": "show", "run": "ask", "start": "serve", "server": "serve", "benchmark": "bench",
@@ -28,6 +30,20 @@ class SectionedCommand(click.Command):
         for title, rows in tables.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def chat_options(command: F) -> F:
+    """Add the options that say what is chatted with: `model`, `server`, `preset` and `tool_servers`."""
+    for names, metavar, help in (
+        (("--tools", "tool_servers"), "NAME", "Let the model call tools of this MCP server in mcp.json, or of `all`; "
+                                              "each call needs your approval."),
+        (("--preset",), "NAME", "Preset: system prompt, sampling, reasoning and model."),
+        (("--server",), "URL", "An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model here."),
+        (("--model", "-m"), "MODEL", "A GGUF file, or a part of a model's name (qwen, demo); default: the one used last. "
+                                     "With --server, its name there; http://HOST:PORT#NAME is both in one."),
+    ):  # fmt: skip
+        command = click.option(*names, metavar=metavar, help=help, multiple="tool_servers" in names)(command)
+    return command
 
 
 class LazyGroup(SectionedCommand, click.Group):

@@ -19,7 +19,7 @@ from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.base.errors import CpuchatError, Interrupted, OutputFailed, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.lazy import LazyGroup
+from cpuchat.cli.lazy import LazyGroup, chat_options
 from cpuchat.cli.output import OutputClosed, cleaned_output, error_json, error_text, json_line
 from cpuchat.protocol.drafters import CHOICES
 
@@ -40,6 +40,7 @@ _COMMANDS = {
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
+    "docs": ("cpuchat.cli.docs", "docs", "Read the manual."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
 }
 
@@ -54,7 +55,7 @@ Examples:
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
 
 A model is a GGUF file, or a part of its name in `cpuchat models list` that no other model has (qwen, qwen:q8_0). Until
-one has been chosen, the bundled demo model is used. Exit codes: docs/commands.md."""
+one has been chosen, the bundled demo model is used. Exit codes: cpuchat docs commands."""
 
 _MORE_THREADS = "Raise the limit: `ulimit -u`, TasksMax of a systemd unit, or pids.max of the control group."
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -70,12 +71,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.group(
     cls=LazyGroup, commands_by_name=_COMMANDS, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG
 )
-@click.option(
-    "--model", "-m", metavar="MODEL",
-    help="A GGUF file, or a part of a model's name; default: the one used last. With --server, its name there.",
-)  # fmt: skip
-@click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
-@click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model of this run.")
+@chat_options
 @click.option("--threads", "engine__threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option(
     "--cores", "engine__cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3."
@@ -90,10 +86,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
-@click.option(
-    "--tools", "tool_servers", multiple=True, metavar="NAME",
-    help="Let the model call tools of this MCP server, or `all`.",
-)  # fmt: skip
 @click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
@@ -137,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # print `?` for characters that the terminal's encoding lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - a user that the system does not know, without HOME
+        os.environ["HOME"] = "/"
     _heed_ctrl_c()
     with cleaned_output():
         return _run(arguments)

@@ -40,7 +40,7 @@ only suffix decoding drafts. Models with a recurrent state or a draft head answe
 
 Ctrl+C ends the server, a second one ends it at once.
 Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools;
-/infill (llama-server) for editors. docs/agents.md configures coding agents, docs/serve.md editors.
+/infill (llama-server) for editors. `cpuchat docs agents` configures coding agents, `cpuchat docs serve` editors.
 
 CPUCHAT_SERVE_TOKEN is the token that programs must send, as `Authorization: Bearer TOKEN` (the api_key of OpenAI
 clients); `openssl rand -hex 32` makes one. Any address but 127.0.0.1 needs one, and sends it unencrypted: outside a

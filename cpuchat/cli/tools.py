@@ -74,7 +74,9 @@ def servers_wanted(names: Sequence[str]) -> dict[str, ToolServerConfig | Setting
 
     servers = load_servers()
     if not servers:
-        raise UsageError(f"There are no MCP servers in {paths.shown(paths.tool_servers_file())}.", "See docs/tools.md.")
+        raise UsageError(
+            f"There are no MCP servers in {paths.shown(paths.tool_servers_file())}.", "See `cpuchat docs tools`."
+        )
     if "all" not in names:
         for name in names:
             if name not in servers:

@@ -44,7 +44,7 @@ def find_preset(name: str) -> Preset:
     file = paths.presets_file()
     tables = toml.parse(toml.read(file), str(file))
     if name not in tables:
-        known = f"Available: {', '.join(tables)}." if tables else f"Add one to {file}: docs/chats.md."
+        known = f"Available: {', '.join(tables)}." if tables else f"Add one to {file}: `cpuchat docs chats`."
         raise UsageError(f"There is no preset {name!r}.", known)
     if not isinstance(tables[name], Mapping):
         raise SettingsError(f"{file}, {name}: not a table.", f"A preset begins with its name: [{name}].")

@@ -93,7 +93,7 @@ def normalized(url: str) -> str:
     if "@" in parts.netloc:
         raise UsageError(
             "The address of a server must not contain a password: other users see it in `ps`.",
-            "Set CPUCHAT_API_KEY, or write the key into keys.toml: docs/servers.md.",
+            "Set CPUCHAT_API_KEY, or write the key into keys.toml: `cpuchat docs servers`.",
         )
     if parts.query or parts.fragment:
         raise UsageError(f"{url} has a query or a fragment.", "Give the address alone, such as http://127.0.0.1:8080.")
@@ -186,7 +186,8 @@ def _stored_keys() -> dict[str, Any]:
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """A server of this user: its address without `/v1`, and the name of the model that it serves."""
+    """A server of this user: its address without `/v1`, and the name of the model that it serves; or an app, without
+    both."""
 
     url: str
     model: str
@@ -195,7 +196,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def recorded(server: RunningServer) -> Iterator[None]:
-    """Record a server inside the block. If the folder cannot be written, others do not see it."""
+    """Record a server or an app inside the block. If the folder cannot be written, others do not see it."""
     file = paths.servers_dir() / f"{server.pid}.json"
     unfinished = file.with_suffix(".tmp")
     with contextlib.ExitStack() as stack:
@@ -209,8 +210,8 @@ def recorded(server: RunningServer) -> Iterator[None]:
         yield
 
 
-def running_servers() -> list[RunningServer]:
-    """Return the servers that run now, and remove the records of those that were killed."""
+def running_servers(*, or_apps: bool = False) -> list[RunningServer]:
+    """Return the servers that run now, `or_apps` too, and remove the records of those that were killed."""
     found: list[RunningServer] = []
     with contextlib.suppress(OSError):
         for file in sorted(paths.servers_dir().glob("*.json")):
@@ -220,4 +221,4 @@ def running_servers() -> list[RunningServer]:
                     found.append(read_json(file, msgspec.json.Decoder(prepared(RunningServer)).decode))
                 else:
                     file.unlink(missing_ok=True)
-    return found
+    return [one for one in found if or_apps or one.url]

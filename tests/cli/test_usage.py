@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.cli.ask import ask
 from cpuchat.cli.compare import compare
+from cpuchat.cli.main import main
 from tests.cli.program import refused, run, run_process
 from tests.support.cores import no_stacks
 
@@ -49,6 +51,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
         (["ask"], ["No question"]),
+        (["docs", "nothing"], ["no page 'nothing'", "first-model"]),
         (["nothing"], ["nothing", "cpuchat --help"]),
         (["chat"], ["chat", "Did you mean cpuchat chats?"]),
         (["pull", "x"], ["Did you mean cpuchat models download?"]),
@@ -84,6 +87,15 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_a_user_that_the_system_does_not_know_has_a_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert main(["docs"]) == 0 and "first-model" in capsys.readouterr().out
+    assert os.environ["HOME"] == "/"
 
 
 @pytest.mark.parametrize("line", [["tune", "demoo"], ["why", "demoo"], ["compare", "demo", "demoo", "q"]])

@@ -20,9 +20,10 @@ with recorded(RunningServer("http://127.0.0.1:8", "killed", os.getpid())):
 
 def test_a_server_is_found_while_it_runs() -> None:
     assert running_servers() == []
-    with recorded(SERVER):
-        assert running_servers() == [SERVER]
-    assert running_servers() == []
+    app = RunningServer("", "", pid=1)
+    with recorded(SERVER), recorded(app):
+        assert running_servers() == [SERVER] and app in running_servers(or_apps=True)
+    assert running_servers(or_apps=True) == []
 
 
 def test_a_killed_server_is_forgotten() -> None:

@@ -149,9 +149,9 @@ def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
     after = "later" if status.retry_after is None else f"in {status.retry_after:.0f} s"
     match code:
         case 401 | 403:
-            hint = "The API key is wrong or expired: keys.toml or CPUCHAT_API_KEY has it (docs/servers.md)."
+            hint = "The API key is wrong or expired: keys.toml or CPUCHAT_API_KEY has it (`cpuchat docs servers`)."
             if not has_key:
-                hint = "It needs an API key: set CPUCHAT_API_KEY and give --server URL, or see docs/servers.md."
+                hint = "It needs an API key: set CPUCHAT_API_KEY and give --server URL, or see `cpuchat docs servers`."
             return ServerRefused(f"{name} refused the request ({code}){reason}.", hint)
         case 404:
             return ServerError(f"{name} has no such model or route (404){reason}.", "Ctrl+O lists its models.")
