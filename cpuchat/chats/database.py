@@ -244,13 +244,14 @@ T = TypeVar("T")
 
 
 class Database:
-    """An open database; see `store.ChatStore`."""
+    """An open database; see `store.ChatStore`. `is_saved` is False for a copy in memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, or_in_memory: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._notices: list[str] = []
         self._erase_due = False
+        self.is_saved = True
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in (path.name, *(path.name + side for side in SIDES)):
@@ -261,20 +262,30 @@ class Database:
             notice = salvage_if_requested(path)
             inode = path.stat().st_ino
             try:
-                self._db = self._opened()
+                self._db = self._opened(path)
             except (sqlite3.Error, OverflowError, UnicodeError) as error:
                 if not is_damage(error):
                     raise
                 notice = salvage(path, inode, is_earlier=isinstance(error, schema.EarlierLayout))
-                self._db = self._opened()
+                self._db = self._opened(path)
             self._notices += [notice] if notice else []
         except (OSError, OverflowError, UnicodeError, sqlite3.Error) as error:
-            raise _unusable(path, error) from None
+            problem, code = _unusable(path, error), getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if not or_in_memory or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or is_damage(error):
+                raise problem from None
+            try:
+                self._db, self.is_saved = self._opened(":memory:"), False
+            except (OverflowError, UnicodeError, sqlite3.Error):
+                raise problem from None
+            self._notices.append(f"{problem} Until then nothing is saved; /export writes a chat elsewhere.")
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self, place: Path | str) -> sqlite3.Connection:
+        """Open a file, or in memory a copy of what the file has that cannot be written."""
         with contextlib.ExitStack() as on_error:
-            db = sqlite3.connect(self.path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(place, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
             on_error.callback(db.close)
+            if place != self.path:
+                _copy(self.path, db)
             db.text_factory = decoded
             db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
             db.execute("PRAGMA synchronous = NORMAL")
@@ -284,7 +295,7 @@ class Database:
             db.execute("PRAGMA foreign_keys = ON")
             schema.make_tables(db)
             db.execute("PRAGMA journal_mode = WAL")
-            if self.path.stat().st_size <= _CHECK_LIMIT:
+            if place != self.path or self.path.stat().st_size <= _CHECK_LIMIT:
                 verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
                 if verdict != "ok":
                     raise schema.UnexpectedLayout(verdict)
@@ -345,6 +356,19 @@ class Database:
         with contextlib.suppress(sqlite3.OperationalError):
             self._erase_due = bool(self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
         self._db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+
+
+def _copy(path: Path, db: sqlite3.Connection) -> None:
+    """Copy what can be read of a file into `db`. In a folder that cannot be written, SQLite may open it only as one
+    that nobody changes, without its log."""
+    files = [path.with_name(path.name + side) for side in ("", *SIDES)]
+    if any(file.exists() and not file.is_file() for file in files):  # a pipe might be read for ever
+        return
+    for how in ("mode=ro", "immutable=1"):
+        with contextlib.suppress(sqlite3.Error):
+            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as file:
+                file.backup(db)
+            return
 
 
 def _unusable(path: Path, error: Exception) -> ChatsError:

@@ -334,7 +334,7 @@ def with_changes(chosen: Settings, changes: Changes) -> Settings:
 
 
 OF_CHAT: Final = (
-    *(key for key in DECLARED if key.startswith("sampling.")), "chat.reasoning", "chat.reasoning_budget",
+    *(key for key in DECLARED if key.startswith("sampling.")), "chat.reasoning", "chat.reasoning_budget", "engine.ctx",
 )  # fmt: skip
 """Settings that a chat may have values of its own for, beside its system prompt."""
 
@@ -342,10 +342,11 @@ OF_CHAT: Final = (
 def valid_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `OF_CHAT` that are valid, by key: chats may come from another version, or be damaged."""
     found: dict[str, Any] = {}
-    for key in OF_CHAT:
-        with contextlib.suppress(msgspec.ValidationError):
-            if key in values:
-                found[key] = msgspec.convert(values[key], prepared(DECLARED[key].type))
+    for key in filter(values.__contains__, OF_CHAT):
+        with contextlib.suppress(ValueError):
+            value = msgspec.convert(values[key], prepared(DECLARED[key].type))
+            with_changes(Settings(), {DECLARED[key].section: {DECLARED[key].name: value}})
+            found[key] = value
     return found
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuchat.config.servers import ServerModel, Source, host
 from cpuchat.measure.difference import of_answer
+from cpuchat.models.gguf.header import known_as
 from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.messages import (
     ContextTrimmed,
@@ -98,6 +100,11 @@ def percent_done(share: float) -> str:
     return str(int(100 * min(1.0, share) + 1e-9))
 
 
+def load_begun(source: Source) -> str:
+    """Format the state line of a load that begins: `connecting to 127.0.0.1:8080`, or `loading NAME`."""
+    return f"connecting to {host(source.server)}" if isinstance(source, ServerModel) else f"loading {known_as(source)}"
+
+
 def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
     """Format the state line of a load; the percentage keeps its width. `skips`: Esc skips the calibration."""
     share = f"{percent_done(event.done / event.total):>3} %" if event.total > 1 else ""  # one step has no share
@@ -137,6 +144,8 @@ def options(own: Mapping[str, Any]) -> str:
     if choice is not None or budget is not None:
         limit = "" if budget is None else f"at most {plural(budget, 'token')}" if budget else "no limit"
         parts.append(", ".join(filter(None, (f"reasoning {choice or ''}".rstrip(), limit))))
+    if (context := own.get("engine.ctx")) is not None:
+        parts.append(f"context {units.tokens(context) if context else 'auto'}")
     return " · ".join(parts)
 
 

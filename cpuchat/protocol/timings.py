@@ -183,6 +183,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             reuse=reuse,
         )
 
+    def less(self, prefill_ms: float, decode_ms: float) -> Timings:
+        """Return the figures without milliseconds in which nothing ran, before the first token and after it."""
+        less = {"prompt_ms": prefill_ms, "ttft_ms": prefill_ms, "predicted_ms": decode_ms}
+        return msgspec.structs.replace(self, **{name: max(getattr(self, name) - ms, 0.0) for name, ms in less.items()})
+
     @property
     def prompt_per_second(self) -> float | None:
         """Return prefill tok/s over the evaluated tokens; None when there were none or their number is not known."""

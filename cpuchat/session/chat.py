@@ -256,6 +256,15 @@ class ChatSession:
 
         self._run(Activity.LOADING, run())
 
+    def _loads_again(self, then: Callable[[], None] = lambda: None) -> bool:
+        """Load the model again if the open chat has another context than it was loaded with, and do `then` after it."""
+        if self.source is None or not self.conversation.wants_other_context:
+            return False
+        self.load(self.source)
+        if (task := self._task) is not None:
+            task.add_done_callback(lambda _: then() if self.loaded else None)
+        return True
+
     async def _load_one(self, source: Source, again: bool = False) -> AnyEvent | None:
         self.source, self.loaded = source, False
         self.listen(events.LoadBegun(source, again))
@@ -309,7 +318,7 @@ class ChatSession:
         self._held = True
 
     def _send_next(self) -> None:
-        if not self.queue or not self.loaded or self.busy:
+        if not self.queue or not self.loaded or self.busy or self._loads_again():
             return
         message = self.queue.pop(0)
         self.listen(events.Changed("queue"))
@@ -327,7 +336,7 @@ class ChatSession:
             return
         if (question := self.question_index(message_id)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
-        elif not self._refuse_without_model():
+        elif not self._refuse_without_model() and not self._loads_again(lambda: self.regenerate(message_id)):
             self.listen(events.MessagesChanged(question + 1))
             self._run(Activity.ANSWERING, self._answer(self.conversation.regenerate(message_id)))
 
@@ -337,7 +346,7 @@ class ChatSession:
             return
         if not self.history.is_unfinished:
             self.tell("Nothing to continue. Only an answer that was stopped or cut off can be.")
-        elif not self._refuse_without_model():
+        elif not self._refuse_without_model() and not self._loads_again(self.continue_answer):
             self._run(Activity.ANSWERING, self._answer(self.conversation.continue_answer(), continues=True))
 
     async def answer_now(self) -> None:

@@ -104,6 +104,8 @@ class Conversation:
         self.options = ChatOptions(self.history)
         self.activity = ActivityOwner()
         self._path: Source | None = None
+        self._stopped_ms: dict[str, float] = {}  # in each phase of the running answer
+        self._own_context: int | None = None  # of the chat that the model was loaded in
         self._name = ""
 
     @property
@@ -148,6 +150,12 @@ class Conversation:
         return Sampling(**self.recommended.sampling) if self.recommended is not None else Sampling()
 
     @property
+    def wants_other_context(self) -> bool:
+        """Return whether the chat has another context of its own than the one that the model was loaded in."""
+        is_here = self.model is not None and not self.model.server
+        return is_here and self._own_context != self.options.own.get("engine.ctx")
+
+    @property
     def model_name(self) -> str:
         """Return the model's name, also after a crash, when the next message reloads it; else ""."""
         if self.model is not None:
@@ -165,6 +173,11 @@ class Conversation:
             if self.model is None:
                 self.meter.unloaded()
         return self.meter.figures(self.clock())
+
+    def was_stopped(self, seconds: float) -> None:
+        """Leave out of the figures of an answer that its worker was stopped while it was written."""
+        phase = self.meter.figures().phase
+        self._stopped_ms[phase] = self._stopped_ms.get(phase, 0.0) + 1e3 * seconds
 
     def new_chat(self) -> None:
         """Start a new chat, which is stored with its first message. A running load continues."""
@@ -226,7 +239,7 @@ class Conversation:
             recommending = None if on_server else asyncio.create_task(asyncio.to_thread(_recommended, path))
             while not self.activity.is_stopping:
                 failed: Failed | None = None
-                chosen = self.in_effect
+                chosen, self._own_context = self.in_effect, self.options.own.get("engine.ctx")
                 options = chosen.load_options(str(draft or ""), calibrate=calibrate)
                 options = msgspec.structs.replace(options, parallel=self.parallel)
                 stream = self.backend.load(path, options, PlacementSpec.of(chosen))
@@ -367,6 +380,7 @@ class Conversation:
             settings = AnswerSettings.of(request, self.model, self.default_sampling)
             history.begin_answer(messages, self.model_name, settings)
             self._start_meter()
+            self._stopped_ms = {}
             if self.tools is None or request.continues or self.activity.is_stopping:
                 stream = backend.generate(request)
             else:
@@ -378,6 +392,9 @@ class Conversation:
                         await backend.cancel()
                     async for event in events:
                         event = reasoning.of(event)
+                        if isinstance(event, GenerationFinished) and (stopped := self._stopped_ms):
+                            timings = event.timings.less(stopped.get("prefill", 0.0), stopped.get("decoding", 0.0))
+                            event, self._stopped_ms = msgspec.structs.replace(event, timings=timings), {}
                         self.meter.observe(event, self.clock())
                         if not await _put_event(history, event, self.model_name):
                             break

@@ -46,7 +46,7 @@ class ChatOptions:
 
     def applied_to(self, chosen: Settings) -> Settings:
         """Return the settings for the next answer."""
-        changes: Changes = {"chat": {}, "sampling": {}}
+        changes: Changes = {"chat": {}, "sampling": {}, "engine": {}}
         for key, value in self.own.items():
             section, _, name = key.partition(".")
             changes[section][name] = value

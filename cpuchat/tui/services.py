@@ -18,6 +18,7 @@ from textual.app import App
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubOffline, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
@@ -176,14 +177,28 @@ class Services:
         async def save() -> None:
             async with self._saving:
                 try:
-                    await asyncio.to_thread(settings.update, changes)
-                    self.setting_sources.saved(changes)
-                    self.conversation.settings = with_changes(self.settings, changes)
-                except (CpuchatError, OSError) as error:
-                    text, title = str(error), "Settings not saved"
-                    self._app.notify(text, title=title, severity="warning", timeout=10, markup=False)
+                    self.conversation.settings = await self.write_settings(changes)
+                except CpuchatError as error:
+                    self._tell_unsaved(str(error))
 
         self._app.run_worker(save(), group="settings", name="settings")
+
+    async def write_settings(self, changes: Changes, *, saved: str = "") -> Settings:
+        """Write some settings, say `saved`, and return all with them. Where the file cannot be written, they hold for
+        this run, which is said, unless chats are not saved either: that was said. Raises SettingsError."""
+        try:
+            await asyncio.to_thread(settings.update, changes)
+            self.setting_sources.saved(changes)
+            if saved:
+                self._app.notify(saved)
+        except OSError as error:
+            if self.conversation.history.store.is_saved:
+                folder = paths.shown(Path(str(error.filename)).parent)
+                self._tell_unsaved(f"{folder}: {error.strerror}. It holds until you quit.")
+        return with_changes(self.settings, changes)
+
+    def _tell_unsaved(self, text: str) -> None:
+        self._app.notify(text, title="Settings not saved", severity="warning", timeout=10, markup=False)
 
     def use_draft_model(self, target: Path, wanted: str) -> None:
         """Make `wanted` (the path of a file, "auto" or "none") the draft model of `target` from its next load on.

@@ -111,6 +111,4 @@ class SettingsScreen(FormScreen[Settings | None], keys="settings"):
             if row.changed:
                 changes.setdefault(row.field.section, {})[row.field.name] = row.field.parse(row.content)
         # Others may have changed while this form was open: only what was changed here is put into them.
-        changed = await self.write_settings(changes)
-        self.notify("Settings saved.")
-        return changed
+        return await self._services.write_settings(changes, saved="Settings saved.")

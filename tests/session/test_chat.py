@@ -73,44 +73,16 @@ def contents(session: ChatSession) -> list[str]:
     return [message.content for message in session.messages]
 
 
-async def test_a_message_loads_the_chosen_model_and_is_answered() -> None:
-    load, writing = Gate(), Gate()
-    backend = ScriptedBackend([answer("Hello there.", gate=writing)], load_steps=[load, ModelLoaded(model=MODEL)])
-    async with session_of(backend, load=False) as (session, heard):
-        assert session.activity is Activity.NONE and not session.loaded
-        session.submit(Outgoing("Hello"))
-        await load.reached.wait()
-        assert session.activity is Activity.LOADING and not session.writing
-        assert [message.text for message in session.queue] == ["Hello"]
-        load.open()
-        await writing.reached.wait()
-        assert session.activity is Activity.ANSWERING and session.writing and not session.queue
-        writing.open()
-        await session.settled()
-        assert session.activity is Activity.NONE and session.is_idle and session.loaded_source == FILE
-    assert contents(session) == ["Hello", "Hello there."]
-    order = [type(event) for event in heard if not isinstance(event, events.Changed)]
-    begun = [events.LoadBegun, events.LoadEnded, events.MessageSent, events.AnswerBegun, events.AnswerEnded]
-    assert [kind for kind in order if kind in begun] == begun
-    last = heard.of(events.AnswerEnded)[0].last
-    assert isinstance(last, GenerationFinished) and last.stop_reason == "end"
-
-
-async def test_queued_messages_are_sent_in_order_and_the_last_one_is_taken_back() -> None:
+async def test_the_time_in_which_the_job_was_stopped_counts_for_nothing() -> None:
     gate = Gate()
-    backend = ScriptedBackend([answer("One two", gate=gate), answer("Three.")])
-    async with session_of(backend) as (session, _):
+    async with session_of(ScriptedBackend([answer("One two three", gate=gate)])) as (session, heard):
         session.submit(Outgoing("Count"))
         await gate.reached.wait()
-        first, second, third = (Outgoing(text) for text in ("First", "Second", "Third"))
-        for message in (first, second, third):
-            session.submit(message)
-        assert session.take_back() == third and session.take_back() == second
-        session.submit(Outgoing("Second!"))
-        await session.stop()  # the answer, not the queue
+        session.conversation.was_stopped(0.02)
+        gate.open()
         await session.settled()
-        assert contents(session) == ["Count", "One ", "First", "Three.", "Second!", "Three."]
-        assert session.take_back() is None and session.take_back_all() == []
+        last = heard.of(events.AnswerEnded)[0].last
+        assert isinstance(last, GenerationFinished) and last.timings.predicted_ms == 30.0
 
 
 async def test_after_a_failed_answer_the_queue_waits_for_the_user() -> None:
@@ -139,20 +111,6 @@ async def test_a_message_that_was_not_stored_is_returned() -> None:
         assert [event.message for event in heard.of(events.MessageReturned)] == [message]
         session.requeue(message)
         assert session.take_back_all() == [message]
-
-
-async def test_a_model_that_cannot_be_loaded_leaves_the_one_before() -> None:
-    backend = ScriptedBackend()
-    async with session_of(backend) as (session, heard):
-        steps = backend.load_steps
-        backend.load_steps = [Failed(code="load_failed", message="Not a model.", hint="")]
-        session.load(OTHER)
-        await until(lambda: backend.loads[-1][0] == OTHER)
-        backend.load_steps = steps
-        await session.settled()
-        assert session.activity is Activity.NONE and session.source == FILE
-        begun = [(event.source, event.again) for event in heard.of(events.LoadBegun)]
-        assert begun == [(FILE, False), (OTHER, False), (FILE, True)]
 
 
 async def test_a_load_that_is_stopped_leaves_no_model_until_the_next_message() -> None:
@@ -197,23 +155,6 @@ async def test_without_messages_and_without_a_model_actions_say_so() -> None:
         for said in ("Nothing to continue", session.no_model, "Nothing to regenerate", "not reasoning"):
             assert said in heard.notices
         assert session.activity is Activity.NONE and not session.loaded and session.question_index() == -1
-
-
-async def test_regenerating_and_editing_make_branches_that_can_be_switched() -> None:
-    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
-    async with session_of(backend) as (session, heard):
-        await answered(session, "Say")
-        session.regenerate()
-        await session.settled()
-        assert contents(session) == ["Say", "Two."]
-        assert [message.id for message in session.branching] == [session.messages[-1].id]
-        await session.switch_branch(0, -1)
-        assert contents(session) == ["Say", "One."] and heard.of(events.ChatOpened)[-1].is_branch
-        await session.switch_branch(0, -1)
-        assert "first of 2" in heard.notices
-        session.submit(Outgoing("Say more", editing=session.messages[0].id))
-        await session.settled()
-        assert contents(session) == ["Say more", "Three."] and session.questions == ["Say more"]
 
 
 @pytest.mark.parametrize(("choice", "last"), [("drop", "Answered."), ("stop", "Why?"), ("", "Why?")])
@@ -301,19 +242,6 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
         assert stopped_at[0] == 0 and session.is_idle
 
 
-async def test_chats_are_opened_renamed_and_left() -> None:
-    async with session_of(ScriptedBackend()) as (session, _):
-        await answered(session, "Hello")
-        chat_id = session.chat_id
-        assert chat_id is not None
-        await session.rename(chat_id, "Greeting")
-        session.new()
-        assert session.chat_id is None and contents(session) == []
-        await session.open(chat_id)
-        chat = await session.history.stored_chat(chat_id)
-        assert (chat.title, session.chat_id) == ("Greeting", chat_id)
-
-
 async def test_a_fork_is_a_chat_of_its_own() -> None:
     backend = ScriptedBackend([answer(text) for text in ("One.", "Two.", "Three.", "Four.")])
     async with session_of(backend) as (session, heard):
@@ -334,35 +262,6 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
         assert session.messages == before
         titles = [chat.title for chat in await session.history.list_chats()]
         assert sorted(titles) == ["First?", "Fork: First?", "Fork: First?"]
-
-
-async def test_branches_are_deleted_alone_and_with_the_chat_until_undo() -> None:
-    async with session_of(ScriptedBackend()) as (session, heard):
-        await answered(session, "Hello")
-        first = session.messages[-1].id
-        session.regenerate()
-        await session.settled()
-        assert contents(session) == ["Hello", "Hello there."] and len(session.branching) == 1
-        assert await session.delete_message(session.messages[-1].id)
-        assert session.messages[-1].id == first
-        assert session.chat_id is not None and await session.delete(session.chat_id)
-        assert session.chat_id is None and not await session.history.list_chats()
-        for n_branching in (0, 1):
-            deleted = await session.undo()
-            await session.open(deleted.chat_id, deleted.message_id)
-            assert contents(session) == ["Hello", "Hello there."] and len(session.branching) == n_branching
-        assert await session.undo() is None and "Nothing to undo." in heard.notices
-
-
-async def test_system_prompt_and_reasoning_hold_from_the_next_answer_on() -> None:
-    backend = ScriptedBackend()
-    async with session_of(backend) as (session, heard):
-        await session.set_options({"chat.reasoning": "off", "sampling.temperature": 0.2}, "Be brief.")
-        await answered(session, "Hello")
-        assert session.system_prompt == backend.requests[-1].messages[0].content == "Be brief."
-        assert (backend.requests[-1].reasoning, backend.requests[-1].sampling.temperature) == (False, 0.2)
-        await session.set_options({}, "")
-        assert "reads the whole chat again" in heard.notices
 
 
 async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along(tmp_path: Path) -> None:

@@ -184,15 +184,6 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(
         assert core.messages == messages
 
 
-async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, backend=shared) as core:
-        core.settings.engine.n_ctx = 1024
-        loaded = (await everything(core.reload()))[-1]
-        assert isinstance(loaded, ModelLoaded)
-        assert loaded.model.n_ctx == 1024
-        assert Path(loaded.model.path) == tiny_model
-
-
 async def test_titles() -> None:
     assert title_of("  Why   is it slow?\nmore") == "Why is it slow?"
     assert title_of("## Why is **this** `slow`?") == "Why is this slow?"

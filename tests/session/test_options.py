@@ -33,7 +33,7 @@ async def test_a_chat_keeps_its_system_prompt_and_values_of_its_own() -> None:
         assert asked() == ("Be brief.", True, 50)
         exported = export_chat(core.history.store, core.history.store.chat(core.chat.id))
         assert exported.own == {"chat.reasoning": "on", "chat.reasoning_budget": 50}
-        damaged = dict(exported.own) | {"chat.reasoning_budget": -1, "sampling.later": 1, "engine.ctx": 512}
+        damaged = dict(exported.own) | {"chat.reasoning_budget": -1, "sampling.later": 1, "engine.ctx": 5}
         assert Chat(**repaired_chat(asdict(exported) | {"own": damaged})).own == {"chat.reasoning": "on"}
         await core.options.set(own={})
         await everything(core.regenerate())

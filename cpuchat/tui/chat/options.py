@@ -13,7 +13,7 @@ from cpuchat.base.errors import SettingsError
 from cpuchat.base.setting import Setting
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import WhenFull
-from cpuchat.config.settings import OF_CHAT, value_of
+from cpuchat.config.settings import OF_CHAT, value_of, with_changes
 from cpuchat.present import answers
 from cpuchat.present.tools import server_state
 from cpuchat.tools.config import load_servers
@@ -22,10 +22,7 @@ from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.setting_rows import Field, FormScreen, SettingRow
 
 _PROMPT, _CONTEXT = "chat.system_prompt", "engine.ctx"
-_ABOUT = {
-    _PROMPT: "instructions before the first message; empty for none",
-    _CONTEXT: "tokens; 0 = auto · for all chats; the model is loaded again",
-}
+_ABOUT = {_PROMPT: "instructions before the first message; empty for none"}
 _FULL: dict[str, WhenFull] = {"ask": "", **{label.lower(): choice for choice, label in answers.WHEN_FULL.items()}}
 _WHEN_FULL = Field(
     "chat", "when_full", "", str, "ask", Setting("Context full", "when a message does not fit any more"),
@@ -56,9 +53,8 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
             with VerticalScroll(can_focus=False):
                 yield self._row(Field.of(_PROMPT), session.system_prompt)
                 for key in OF_CHAT:
-                    yield self._row(Field.of(key), value_of(used, key))
-                if not self._is_served:
-                    yield self._row(Field.of(_CONTEXT), value_of(settings, _CONTEXT))
+                    if key != _CONTEXT or not self._is_served:
+                        yield self._row(Field.of(key), value_of(used, key))
                 yield self._row(_WHEN_FULL, next(words for words, one in _FULL.items() if one == options.when_full))
                 for number, name in enumerate(self._servers):
                     words = Setting(clean_line(name), "MCP server: the model may call its tools, with your approval")
@@ -78,12 +74,11 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
             return self._state(field)
         if field is _WHEN_FULL:
             return "default" if value == field.default else "this chat"
-        set_by, model = self._sources.get(field.key, ""), self._services.conversation.model
-        if field.key == _CONTEXT:
-            return f"{model.n_ctx:,} in use · {set_by or 'default'}" if model is not None else set_by or "default"
+        set_by, model = self._sources.get(field.key, "") or self._of_model(field), self._services.conversation.model
         if value is not None and value != value_of(self._services.settings, field.key):
-            return "this chat"
-        return set_by or self._of_model(field) or "default"
+            set_by = "this chat"
+        in_use = f"{model.n_ctx:,} in use · " if field.key == _CONTEXT and model is not None else ""
+        return f"{in_use}{set_by or 'default'}"
 
     def _state(self, field: Field) -> str:
         if field is _APPROVED:
@@ -107,7 +102,10 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
 
     def facts(self, row: SettingRow) -> list[str]:
         beside = row.text_beside if self.has_class("-tiny") else ""  # it may be cut there
-        return [*filter(None, (beside, _ABOUT.get(row.field.key, row.field.words.about), row.field.limits))]
+        about, model = _ABOUT.get(row.field.key, row.field.words.about), self._services.conversation.model
+        if row.field.key == _CONTEXT and model is not None:
+            about = f"tokens; 0 = auto · loads the model again, ≈{max(model.load_ms / 1e3, 1):.0f} s"
+        return [*filter(None, (beside, about, row.field.limits))]
 
     def edited(self, row: SettingRow) -> None:
         with contextlib.suppress(ValueError):  # what is wrong with it stands there then
@@ -121,11 +119,14 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
     async def save(self) -> dict[str, bool]:
         values = {row.field.key: row.field.parse(row.content) for row in self.rows}
         changed = {row.field.key: row.field for row in self.rows if row.changed}
-        if _CONTEXT in changed:
-            self._services.conversation.settings = await self.write_settings({"engine": {"ctx": values[_CONTEXT]}})
         if changed.keys() & {_PROMPT, *OF_CHAT}:
-            beneath = self._services.settings
-            own = {key: values[key] for key in OF_CHAT if values[key] not in (None, value_of(beneath, key))}
+            beneath, before = self._services.settings, self._services.conversation.options.own
+            values = {**before, **values}  # a server has no row for the context
+            own = {key: values[key] for key in OF_CHAT if values.get(key) not in (None, value_of(beneath, key))}
+            try:
+                with_changes(beneath, {"engine": {"ctx": own.get(_CONTEXT, 0)}})
+            except ValueError as error:
+                raise SettingsError(f"{error}.", "Choose another value.") from None
             await self._session.set_options(own, values[_PROMPT])
         if _WHEN_FULL.key in changed:
             await self._services.conversation.options.set(when_full=_FULL[values[_WHEN_FULL.key]])

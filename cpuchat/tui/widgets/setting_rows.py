@@ -6,7 +6,6 @@ typed.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -24,9 +23,8 @@ from textual.widgets import Checkbox, Input, Select, Static, TextArea
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.config import settings as settings_file
 from cpuchat.config.servers import ServerModel
-from cpuchat.config.settings import DECLARED, Changes, DeclaredSetting, Settings, with_changes
+from cpuchat.config.settings import DECLARED, DeclaredSetting
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 
@@ -286,12 +284,6 @@ class FormScreen(Dismissable[ScreenResultType]):
     async def save(self) -> ScreenResultType:
         """Save what was changed, every row being valid, and return the form's result."""
         raise NotImplementedError
-
-    async def write_settings(self, changes: Changes) -> Settings:
-        """Write changes to the settings file; returns the settings with them."""
-        await asyncio.to_thread(settings_file.update, changes)
-        self._services.setting_sources.saved(changes)
-        return with_changes(self._services.settings, changes)
 
     def on_unmount(self) -> None:
         # Textual lets a text area go only when the theme changes after it was closed.

@@ -158,12 +158,19 @@ async def test_another_context_loads_the_model_again_and_one_that_cannot_be_keep
         await form.put("chat.when_full", "stop")
         await form.save()
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].n_ctx == settings.load().engine.n_ctx == 4096
         await app.send("First")
-        assert app.open_chat.when_full == "stop"
+        assert app.open_chat.when_full == "stop" and app.open_chat.own == {"engine.ctx": 4096}
+        chat_id = app.open_chat.id
+        await app.press("ctrl+n")  # whose first message has the model loaded as the settings say
+        assert len(app.backend.loads) == 2
+        await app.send("Second")
+        await app.chat.open_chat(chat_id).wait()
+        await app.press("ctrl+r")
+        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
+        assert [options.n_ctx for _, options in app.backend.loads] == [0, 4096, 0, 4096]
         form = await opened(app)
         assert form.shown("chat.when_full") == ("stop", "this chat")
-        assert form.shown("engine.ctx")[1].endswith("in use · set in config.toml")
+        assert form.shown("engine.ctx")[1].endswith("in use · this chat")
         await form.put("sampling.top_p", 7)
         assert form.row("sampling.top_p").text_beside == "! needs a number from 0 to 1"
         await app.press("escape")
