@@ -125,11 +125,12 @@ class LocalBackend(ModelBackend):
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
             notes += (
-                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self.log_file} instead. Measurements "
-                "and chats may not be saved.",
+                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self.log_file} instead. Nothing that is "
+                "measured is saved.",
             )
-        if others := [one.url for one in running_servers() if one.pid != os.getpid()]:
-            notes += (f"cpuchat serve is running too ({', '.join(others)}): they share cores and memory.",)
+        others = [one.url or "in another terminal" for one in running_servers(or_apps=True) if one.pid != os.getpid()]
+        if others:
+            notes += (f"cpuchat is running too ({', '.join(others)}): both share cores and memory.",)
         model = msgspec.structs.replace(model, notes=notes)
         return ModelLoaded(model=with_peak(model, self.engine.memory_policy if self.engine is not None else ""))
 

@@ -14,7 +14,7 @@ from cpuchat.base.errors import ModelNotFound, UsageError
 from cpuchat.base.text import clean
 from cpuchat.cli import options
 from cpuchat.cli.output import is_terminal
-from cpuchat.config.servers import KeyRing, Source, last_on_server
+from cpuchat.config.servers import KeyRing, RunningServer, Source, last_on_server, recorded
 from cpuchat.config.settings import Settings, SettingSources
 
 if TYPE_CHECKING:
@@ -58,12 +58,14 @@ def open_app(
 
     def make() -> ChatApp:
         backend = SwitchingBackend(prepared.pop() if prepared else options.keeping_backend(chosen), keys)
-        conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
+        store = ChatStore(paths.chats_db(), or_in_memory=True)
+        conversation = Conversation(settings=chosen, backend=backend, store=store)
         from cpuchat.tui.app import ChatApp
 
         return ChatApp(conversation, library, initial, sides=sides, key_ring=keys, sources=sources, **tools)
 
-    return run(make)
+    with recorded(RunningServer(url="", model="", pid=os.getpid())):
+        return run(make)
 
 
 def opening(

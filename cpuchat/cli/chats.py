@@ -37,9 +37,10 @@ def chats() -> None:
 
 
 @contextlib.contextmanager
-def opened_store() -> Iterator[ChatStore]:
-    """Open the database; what was repaired in it is said on stderr. Raises ChatsError."""
-    with contextlib.closing(ChatStore(paths.chats_db())) as store:
+def opened_store(*, to_read: bool = False) -> Iterator[ChatStore]:
+    """Open the database, `to_read` also where it cannot be written; what was repaired in it is said on stderr. Raises
+    ChatsError."""
+    with contextlib.closing(ChatStore(paths.chats_db(), or_in_memory=to_read)) as store:
         yield store
         for notice in store.take_notices():
             click.echo(f"cpuchat: {notice}", err=True)
@@ -67,7 +68,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_chats(as_json: bool) -> None:
     """List the chats, last changed first."""
-    with opened_store() as store:
+    with opened_store(to_read=True) as store:
         chats, counts = store.chats(), store.message_counts()
     if as_json:
         names = ("id", "title", "created", "updated", "model")
@@ -99,7 +100,7 @@ the epoch."""
 @file_option("-o", "--output", help="Write to this file instead of standard output.")
 def export(chats: tuple[str, ...], output: Path | None) -> None:
     """Export chats, all of them unless CHAT is given, as JSON; as Markdown to a FILE that ends in .md."""
-    with opened_store() as store:
+    with opened_store(to_read=True) as store:
         found = find_chats(store, chats) if chats else store.chats()
         exported = [export_chat(store, chat) for chat in found]
     if output is None:

@@ -190,6 +190,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
         self.refresh()
 
+    def on_app_focus(self) -> None:
+        self.chat_screen.list_chats()  # another window may have changed them
+
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         if not self._moves and isinstance(event.widget, Input | TextArea):
             event.widget.cursor_blink = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -280,6 +281,23 @@ def test_what_is_no_file_is_said(tmp_path, side):
     os.mkfifo(tmp_path / f"chats.db{side}")
     with pytest.raises(ChatsError, match="not a regular file"):
         ChatStore(tmp_path / "chats.db")
+    ChatStore(tmp_path / "chats.db", or_in_memory=True).close()
+
+
+def test_on_a_full_disk_what_can_be_read_is_copied_to_memory(path):
+    size, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(ChatsError):
+            ChatStore(path)
+        with closing(ChatStore(path, or_in_memory=True)) as store:
+            assert texts(store) == ALL and "nothing is saved" in store.take_notices()[0] and not store.is_saved
+            store.add_message(store.create_chat("m").id, "user", "More")
+            assert texts(store) == [*ALL[:2], "More", *QUESTIONS]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    with closing(ChatStore(path)) as store:
+        assert texts(store) == ALL and store.is_saved
 
 
 def test_a_file_of_another_layout_is_read_in_order_and_set_aside(path):

@@ -128,13 +128,20 @@ def test_a_cache_folder_that_cannot_be_written_is_a_note_and_a_stopped_worker_do
         assert stored()[-1][1]
 
 
-def test_without_a_folder_for_the_chats_the_app_says_what_to_do(
+def test_without_a_folder_for_the_chats_the_app_says_so_once_and_chats(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CPUCHAT_DATA_DIR", str(tmp_path / "file"))
+    settings.update(QUICK)
     with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
-        assert terminal.wait_for_end() == 11
-        shown = bytes(terminal.raw)
-        assert b"Cannot use the chat database" in shown and b"CPUCHAT_DATA_DIR" in shown
-        assert b"Traceback" not in shown and b"?1049h" not in shown
+        terminal.wait_for("CPUCHAT_DATA_DIR")  # in the notice
+        terminal.wait_for("0/4k ctx")
+        terminal.type("hello")
+        terminal.press("enter")
+        terminal.wait_until(lambda screen: re.search(r"[1-9]\d*/4k ctx", screen), "an answer")
+        terminal.press("esc")
+        terminal.wait_for("stopped")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+        assert b"Traceback" not in terminal.raw and b"not saved" not in terminal.raw

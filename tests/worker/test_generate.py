@@ -32,7 +32,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_load_reports_progress_then_the_model(tiny_model: Path, other: LocalBackend) -> None:
-    with recorded(RunningServer("http://127.0.0.1:9", "other", pid=1)):
+    served, shown = RunningServer("http://127.0.0.1:9", "other", pid=1), RunningServer("", "", pid=2)
+    with recorded(served), recorded(shown):
         answer = await collect(other.load(tiny_model, LoadOptions(n_ctx=512)))
     *read, last = answer.of(LoadProgress)
     assert read[-1].done == read[-1].total and last.phase == "warming"
@@ -41,7 +42,8 @@ async def test_load_reports_progress_then_the_model(tiny_model: Path, other: Loc
     assert loaded.model.n_ctx == 512
     assert loaded.model.has_template
     assert other.model == loaded.model
-    assert "http://127.0.0.1:9" in loaded.model.notes[-1]  # whoever loads a model beside a server is told
+    # Whoever loads a model beside a server or another app is told.
+    assert "running too (http://127.0.0.1:9, in another terminal)" in loaded.model.notes[-1]
 
 
 async def test_saved_cache_survives_a_restart_and_a_deleted_chat_leaves_nothing_on_disk(

@@ -271,6 +271,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         else:
             shown = not self.has_class("-chats-over")
             self.set_class(shown, "-chats-over")
+        self.list_chats()  # another window may have changed them
         (self._chats.query_one(Chats) if shown else self._composer).focus()
         self.refresh_bindings()
 

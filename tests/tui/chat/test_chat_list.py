@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from textual.events import AppFocus
 from textual.widgets import Input
 
 from cpuchat.base import paths
@@ -47,6 +48,18 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
         assert [content for _, content in app.stored()] == ["About TOML schema?", "Hello there."]
         app.chat.open_chat(regex.id)
         await app.until(lambda: app.prompt.text == "Queued here")
+
+
+async def test_what_another_window_wrote_is_listed_when_the_list_or_the_terminal_is_looked_at() -> None:
+    async with loaded(prepare=three_chats) as app:
+        other = ChatStore(paths.chats_db())
+        other.create_chat("m", title="Fourth")
+        await app.press("f8", "f8")
+        await app.until(lambda: "Fourth" in titles(app))
+        other.create_chat("m", title="Fifth")
+        app.app.post_message(AppFocus())
+        await app.until(lambda: "Fifth" in titles(app))
+        other.close()
 
 
 async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -> None:
