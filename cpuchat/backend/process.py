@@ -62,6 +62,7 @@ _NO_INSTRUCTION = (
     "This CPU, or the virtual machine, lacks an instruction that was used: set engine.kernels to llama.cpp, or "
     "engine.cpu_module to an older one. "
 )
+_NO_MEMORY = "Close other programs, or choose a smaller model or context. "
 WORKER_CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
@@ -195,9 +196,8 @@ class WorkerProcess:
 
     def wake(self) -> None:
         """Continue a worker that was stopped (SIGSTOP): it could not obey."""
-        if self.alive and sys.platform != "win32":
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGCONT)
+        if self.alive:
+            kill_group(self._process.pid, signal.SIGCONT)
 
     def kill(self, failure: Failed = WORKER_CLOSED) -> None:
         """Kill the worker and its helpers, which reports `failure`; unsaved data is lost."""
@@ -273,11 +273,10 @@ class WorkerProcess:
             tail = ""
             with contextlib.suppress(OSError), self.log.open("rb") as file:
                 tail = last_output(file)
-            failure = Failed(
-                code=WorkerDied.code,
-                message=f"The inference worker crashed: {exit_reason(status, tail, broken)}.",
-                hint=f"{_NO_INSTRUCTION if status == -signal.SIGILL else ''}Log: {self.log}",
-            )
+            reason = exit_reason(status, tail, broken)
+            remedy = _NO_INSTRUCTION if status == -signal.SIGILL else _NO_MEMORY if "OOM" in reason else ""
+            message = f"The inference worker crashed: {reason}."
+            failure = Failed(code=WorkerDied.code, message=message, hint=f"{remedy}Log: {self.log}")
         self._end = failure
         for events in (self.events, *self._answers.values()):
             events.put_nowait(failure)

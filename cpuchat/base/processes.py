@@ -12,7 +12,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _PREFIXES = (
 _TAIL_BYTES = 16_384
 _ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+_VMSTAT = Path("/proc/vmstat")
 
 
 def python_command(*arguments: str) -> list[str]:
@@ -51,11 +54,28 @@ def child_environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
-def kill_group(pid: int) -> None:
-    """Kill what is left of the process group of a child that leads one."""
+def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to what is left of the process group of a child that leads one."""
     if sys.platform != "win32":
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(pid, number)
+
+
+def stop_job(workers: Collection[int]) -> float:
+    """Stop as on Ctrl+Z, and return after how many seconds the shell continued the job.
+
+    The whole process group stops, as when the terminal itself sends the signal: a shell may wait for a parent of ours.
+    So do the groups of the `workers`. If nothing could continue the job, the kernel does not stop it."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    stopped_at = time.monotonic()
+    for pid in workers:
+        kill_group(pid, signal.SIGSTOP)
+    os.killpg(os.getpgrp(), signal.SIGTSTP)
+    for pid in workers:
+        kill_group(pid, signal.SIGCONT)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return time.monotonic() - stopped_at
 
 
 def last_output(log: IO[bytes]) -> str:
@@ -64,14 +84,27 @@ def last_output(log: IO[bytes]) -> str:
     return log.read(_TAIL_BYTES).decode("utf-8", "replace").strip()
 
 
+def _oom_kills() -> int:
+    """Return how many processes the kernel has killed for memory since it started; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(_VMSTAT.read_text().partition("\noom_kill ")[2].partition("\n")[0])
+    return 0
+
+
+_known_oom_kills = _oom_kills()  # when this process began, or a child was killed last
+
+
 def exit_reason(status: int, output: str, known: str = "") -> str:
-    """Return why a child ended: llama.cpp's assertion if `output` has one, else `known`, the signal or the status."""
+    """Return why a child ended: llama.cpp's assertion if `output` has one, else `known`, the signal or the status. The
+    OOM killer is named only where the kernel counted a kill of its own since."""
+    global _known_oom_kills
     if assertion := _ASSERTION.findall(output):
         return f"assertion failed in llama.cpp: {assertion[-1].strip()}"
     if known:
         return known
     if status == -signal.SIGKILL:
-        return "killed by SIGKILL, probably by the OOM killer"
+        before, _known_oom_kills = _known_oom_kills, _oom_kills()
+        return f"killed by SIGKILL{', probably by the OOM killer' if _known_oom_kills > before else ''}"
     if status < 0:
         return f"killed by {signal_name(-status)}"
     return f"exit status {status}"

@@ -21,12 +21,11 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.cli.app import opening
 from cpuchat.cli.options import keeping_backend
 from cpuchat.cli.output import error_text, is_terminal
-from cpuchat.cli.session import begin, each_interrupt, error_of, show_state, tell_notes
+from cpuchat.cli.session import begin, each_interrupt, error_of, show_state, tell_notes, worker_stops_too
 from cpuchat.cli.terminal import Phrases, TerminalOutput
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config import settings
 from cpuchat.config.servers import Source
-from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers as words
 from cpuchat.present.chats import when
 from cpuchat.present.tools import title
@@ -98,7 +97,10 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     chosen, library, initial, keys = opening(model, values, server)
     terminal = TerminalOutput(plain=True, show_reasoning=chosen.ui.show_reasoning)
     backend = SwitchingBackend(keeping_backend(chosen), keys)
-    core = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()), library=library)
+    store = ChatStore(paths.chats_db(), or_in_memory=True)
+    for notice in store.take_notices():
+        terminal.warn(f"cpuchat: {notice}")
+    core = Conversation(settings=chosen, backend=backend, store=store, library=library)
     with _kept_lines(), asyncio.Runner() as runner:
         try:
             chat = PlainChat(ChatSession(core), terminal, runner)
@@ -172,7 +174,7 @@ class PlainChat:
     async def _settle(self, begin: Coroutine[Any, Any, None]) -> None:
         """Begin something, and wait until nothing runs; Ctrl+C stops it. Lines that are typed meanwhile are next."""
         await begin
-        with each_interrupt(self._interrupt):
+        with each_interrupt(self._interrupt), worker_stops_too(self._chat.conversation):
             await self._chat.settled()
         self._presses = 0
 
@@ -193,7 +195,8 @@ class PlainChat:
                 note(event.text)
             case events.LoadBegun():
                 self._terminal.begin_waiting()
-                note(f"Loading {known_as(event.source) or event.source}.")
+                begun = words.load_begun(event.source)
+                note(f"{begun[:1].upper()}{begun[1:]}.")
             case events.LoadEnded():
                 self._end_load(event)
             case events.AnswerBegun():

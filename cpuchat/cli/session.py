@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
+from cpuchat.base.processes import stop_job
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
@@ -56,6 +57,22 @@ def each_interrupt(press: Callable[[int], object]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
+@contextlib.contextmanager
+def worker_stops_too(conversation: Conversation) -> Iterator[None]:
+    """Let Ctrl+Z stop the worker as well, which is in a process group of its own. Use from the event loop."""
+
+    def stop() -> None:
+        pid = conversation.backend.pid
+        conversation.was_stopped(stop_job([pid] if pid is not None else []))
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTSTP)
+
+
 _BESIDE: set[asyncio.Future[None]] = set()
 
 
@@ -89,6 +106,7 @@ class Session:
 
     async def __aenter__(self) -> Self:
         self._stack.enter_context(each_interrupt(self._on_interrupt))
+        self._stack.enter_context(worker_stops_too(self.conversation))
         return self
 
     async def __aexit__(self, *_: object) -> None:

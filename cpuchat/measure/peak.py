@@ -260,7 +260,8 @@ def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[st
         raise ProbeFailed(f"The measurement failed: {found['error']}.", "Choose other or fewer cores.")
     said = errors.decode(errors="replace").strip()
     reason = exit_reason(status, said, said.splitlines()[-1][:200] if said and status > 0 else "")
-    raise ProbeFailed(f"The measuring process ended: {reason}.", "It is probably out of memory: close other programs.")
+    hint = "Close other programs." if "OOM" in reason else "Measure again."
+    raise ProbeFailed(f"The measuring process ended: {reason}.", hint)
 
 
 def sets_of(topology: Topology, cpus: Collection[int] = ()) -> dict[str, tuple[int, ...]]:

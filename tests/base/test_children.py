@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuchat.base import processes
 from cpuchat.hardware.diagnostics import refused_policy
 from cpuchat.measure import peak
 from cpuchat.models.quantize.types import QuantizeProcess
@@ -74,6 +75,18 @@ def test_no_command_executes_code_from_the_current_folder(
     assert refused_policy("bind:0") == ""
     sprung = tmp_path / "sprung"
     assert not sprung.exists(), sprung.read_text()
+
+
+def test_the_oom_killer_is_named_where_the_kernel_counted_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vmstat, said = tmp_path / "vmstat", list[str]()
+    monkeypatch.setattr(processes, "_VMSTAT", vmstat)
+    monkeypatch.setattr(processes, "_known_oom_kills", 3)
+    for kills in (3, 4, 4):
+        vmstat.write_text(f"pgfault 7\noom_kill {kills}\npgsteal 1\n")
+        said.append(processes.exit_reason(-9, ""))
+    assert said == [killed := "killed by SIGKILL", f"{killed}, probably by the OOM killer", killed]
 
 
 def environments(of: int | None) -> list[str]:

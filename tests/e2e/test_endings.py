@@ -212,6 +212,16 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         shell.wait_for("Stopped")
         shell.type("kill %1\r")  # as it lies there stopped
         check_kept(members)
+        shell.screen.reset()
+        shell.type(f"{sys.executable} -m cpuchat.cli.main ask -q --model {tiny_model} hello; echo end\r")
+        shell.wait_until(lambda text: text.partition("echo end")[2].strip(), "a part of an answer")
+        members = psutil.Process(shell.pid).children(recursive=True)
+        assert len(members) > 1
+        shell.press("ctrl+z")
+        while not all(member.status() == psutil.STATUS_STOPPED for member in members):
+            pass
+        shell.type("kill -9 %1; fg\r")
+        assert not psutil.wait_procs(members, timeout=180)[1]
 
 
 def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quitting(

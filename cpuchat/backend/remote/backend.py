@@ -187,6 +187,8 @@ class RemoteBackend(ModelBackend):
                     if not attempt and not waits:
                         waits = True
                         yield LoadProgress(phase="waiting", done=0, total=1)
+                    elif attempt:
+                        yield Reconnecting(request_id=0, attempt=attempt, attempts=retries.limit)
                     await self._until_cancelled(asyncio.sleep(wait))
                     continue
                 if found is not None:

@@ -82,7 +82,8 @@ def percent(value: float) -> str:
 
 def title(figures: ChatFigures) -> str:
     """Return of what the figures are: `Now · reading the prompt`, `Last answer · stopped`."""
-    parts = ["Now", {"loading": "loading", "prefill": "reading the prompt"}.get(figures.phase, "")]
+    loads = "connecting" if figures.on_server else "loading"
+    parts = ["Now", {"loading": loads, "prefill": "reading the prompt"}.get(figures.phase, "")]
     if figures.phase == "done":
         parts = ["Last answer", words.stop_reason(figures.stop_reason) if figures.stop_reason else "failed"]
     return " · ".join(filter(None, parts))

@@ -11,7 +11,7 @@ from cpuchat.base.text import clean
 from cpuchat.models.file_names import SIZE
 from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers
-from cpuchat.protocol.messages import LoadProgress, ModelLoaded
+from cpuchat.protocol.messages import LoadProgress, ModelLoaded, Reconnecting
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
@@ -56,8 +56,11 @@ class StatusLine(Widget):
     def follow(self, event: SessionEvent, session: ChatSession) -> None:
         match event:
             case events.LoadBegun():
-                self.show_state(f"loading {known_as(event.source)}")
-            case LoadProgress():
+                self.show_state(answers.load_begun(event.source))
+            case Reconnecting() if session.activity is Activity.LOADING and session.source is not None:
+                tried = f"attempt {event.attempt + 1} of {event.attempts + 1}"
+                self.show_state(f"{answers.load_begun(session.source)} · {tried}")
+            case LoadProgress() if event.phase != "connecting" or session.activity is not Activity.LOADING:
                 name = "the server" if event.phase in answers.SERVER_PHASES else "the model"
                 if session.activity is Activity.LOADING and session.source is not None:
                     name = known_as(session.source)

@@ -17,6 +17,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
+from cpuchat.config.servers import ServerModel
 from cpuchat.hardware.process import ProcessMemory, process_memory
 from cpuchat.session.activity import Activity
 from cpuchat.telemetry.meter import ChatFigures
@@ -189,8 +190,8 @@ class LiveFigures:
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
         figures = conversation.figures()
-        if self._services.session.activity is Activity.LOADING:  # its files are looked for, before the worker loads
-            figures = replace(figures, phase="loading")
+        if (session := self._services.session).activity is Activity.LOADING:  # its files are looked for, before it is
+            figures = replace(figures, phase="loading", on_server=isinstance(session.source, ServerModel))
         drafting = figures.drafting
         if not conversation.busy and not figures.on_server:  # it tells of the next answer
             drafting = replace(drafting, wanted=bool(conversation.speculation.drafters))

@@ -109,7 +109,7 @@ class ChatTranscript(Transcript):
                 remote = event.phase in answers.SERVER_PHASES
                 loading = answers.load_progress("the server", event)
                 self.set_pending(loading if remote else "Restarting the worker…")
-            case protocol.Reconnecting():
+            case protocol.Reconnecting() if self._open:
                 self.set_pending(answers.reconnecting(event))
             case protocol.ContextTrimmed():
                 self._left_out = answers.left_out(event)

@@ -34,6 +34,7 @@ from textual.message_pump import Callback, MessagePump
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
+from cpuchat.base.processes import stop_job
 from cpuchat.base.text import is_safe, replace_unsafe
 from cpuchat.tui.terminal.background import QUERY
 from cpuchat.tui.terminal.input import InputParser
@@ -124,22 +125,11 @@ class TerminalDriver(LinuxDriver):
     # Ctrl+Z
 
     def suspend_job(self) -> None:
-        """Give the terminal back, stop, and take it over again when the shell continues the job.
-
-        The whole process group stops, as when the terminal itself sends the signal: a shell may wait for a parent of
-        ours. So does each worker, in a group of its own: it must not continue computing. If nothing
-        could continue the job, the kernel does not stop it.
-        """
+        """Give the terminal back, stop, and take it over again when the shell continues the job."""
         if not self.active:
             return
         self.suspend_application_mode()
-        before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTSTP, signal.SIGCONT)}
-        workers = self._job.worker_groups()
-        _signal_groups(workers, signal.SIGSTOP)
-        os.killpg(os.getpgrp(), signal.SIGTSTP)
-        _signal_groups(workers, signal.SIGCONT)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        self._job.conversation.was_stopped(stop_job(self._job.worker_groups()))
         if not self._job.signalled:  # else the terminal is the shell's
             self._take_over()
 
@@ -177,7 +167,8 @@ class TerminalDriver(LinuxDriver):
             if select.select([self.fileno], [], [], patience)[0]:
                 if not (data := os.read(self.fileno, 1 << 16)):
                     raise OSError("end of input")
-                messages += parser.feed(data if patience else _typed_before(data))
+                for part in (data,) if patience else _typed_before(data):
+                    messages += parser.feed(part)
             patience = 0.02 if parser.held else 0.1
             for message in (*messages, *parser.tick()):
                 self.process_message(message)
@@ -202,16 +193,10 @@ class TerminalDriver(LinuxDriver):
                 termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
 
 
-def _typed_before(data: bytes) -> bytes:
-    """Return what was typed before the terminal was set up, which made a line feed of Enter, as it comes afterwards.
+def _typed_before(data: bytes) -> tuple[bytes, ...]:
+    """Return what was typed before the terminal was set up, which made a line feed of Enter: the last one is the key.
     Those between lines stay: a pasted text is one message."""
-    return data[:-1] + b"\r" if data.endswith(b"\n") else data
-
-
-def _signal_groups(groups: list[int], number: int) -> None:
-    for group in groups:
-        with contextlib.suppress(OSError):  # gone meanwhile
-            os.killpg(group, number)
+    return (data[:-1], b"\r") if data.endswith(b"\n") else (data,)
 
 
 Result = TypeVar("Result")

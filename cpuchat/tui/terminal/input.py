@@ -41,6 +41,8 @@ _WIN32_KEYS = {
     for first, names in ((33, "5~ 6~ 1F 1H 1D 1A 1C 1B"), (45, "2~ 3~"), (112, "1P 1Q 13~ 1S 15~ 17~ 18~ 19~ 20~ 21~"))
     for code, name in enumerate(names.split(), first)
 } | {122: "23~", 123: "24~", 8: "127u", 9: "9u", 13: "13u", 27: "27u"}
+_PLAIN = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f\udc9b]+")
+_LINES = re.compile(r"[^\r\n][\r\n]+[^\r\n]")
 _MARK_BEGUN = re.compile(r"\x1b(?:\[[\d;]*)?\Z")
 
 _ESCAPE_SECONDS = constants.ESCAPE_DELAY + 0.05  # for the rest, after an Esc that may be the key
@@ -49,19 +51,22 @@ _MAX_SECONDS = 3.0  # for all of it: a reply that was cut swallows what is typed
 _PASTE_SECONDS = 1.0  # for the rest of a paste; as ends get lost with connections
 _TYPED_SECONDS = 0.05  # between keys that are typed; parts of a paste come sooner
 _BULK = 64  # characters that nobody types at once
+_ENTER_SECONDS = 0.02  # for more lines, after one that came with its Enter: nobody types both at once
 
 
 class InputParser:
-    """Reads what a terminal sends: keys, mouse, pastes and replies."""
+    """Reads what a terminal sends: keys, mouse, pastes and replies. Lines that come at once are a paste without marks,
+    as from terminals and multiplexers that have none: typed, each would be sent by its line break."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._decoder = getincrementaldecoder("utf-8")("surrogateescape")
         self._textual = XTermParser()
-        self.held = ""  # the beginning of a sequence, for which `tick` is to be called soon
+        self.held = ""  # the beginning of a sequence or of a paste, for which `tick` is to be called soon
         self._begun_at = self._read_at = self._pasted_at = self._escaped_at = float("-inf")
         self._paste: list[str] | None = None  # its parts, while one comes in
         self._was_cut = False  # the last paste, by time
+        self._lines_at = float("-inf")  # when the last part of a paste without marks came
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Return what has come in with `data`; what may go on is held until it does, or until `tick` finds it late."""
@@ -86,6 +91,14 @@ class InputParser:
         before = text.partition(_PASTE)[0]
         if self._was_cut and (_PASTED in before or (len(before) > _BULK and "\x1b" not in before)):
             self._paste, self._was_cut = [], False
+        if self._paste is None and _PLAIN.fullmatch(text):
+            if _LINES.search(text) or (text != "\r" and now - self._lines_at <= _TYPED_SECONDS):
+                self._lines_at = now
+                yield Paste(_decoded(text))
+                return
+            if len(text) > 1 and text.endswith("\r"):
+                self.held = text
+                return
         yield from self._read(text)
 
     def tick(self) -> Iterator[Message]:
@@ -102,6 +115,10 @@ class InputParser:
         elif self.held == "\x1b" and since >= _ESCAPE_SECONDS:
             self._escaped_at = now
             yield from self._give_up()
+        elif self.held.endswith("\r"):
+            if since >= _ENTER_SECONDS:
+                text, self.held = self.held, ""
+                yield from self._read(text)
         elif self.held not in ("", "\x1b") and (since >= _SECONDS or now - self._begun_at >= _MAX_SECONDS):
             yield from self._give_up()
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.protocol.messages import LoadProgress, ModelLoaded
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import LoadProgress, ModelLoaded, Reconnecting
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.telemetry.meter import DraftingFigures
@@ -63,9 +64,19 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
         assert "interleave" not in str(status.render()) and "0/8k ctx" in str(status.render())
 
 
-async def test_a_load_names_a_model_of_ollama_and_a_long_name_leaves_room_for_its_phase(
+async def test_a_load_names_a_server_or_a_model_of_ollama_and_a_long_name_leaves_room_for_its_phase(
     tmp_path: Path, tiny_model: Path
 ) -> None:
+    tried = Reconnecting(request_id=0, attempt=1, attempts=5)
+    gate = Gate()
+    steps = [LoadProgress(phase="connecting", done=0, total=1), tried, gate, ModelLoaded(model=MODEL)]
+    server = ServerModel("http://10.0.0.9:8080", "some")
+    async with running(ScriptedBackend(load_steps=steps), size=SMALL, model=server) as app:
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: app.status.strip() == "cpuchat  connecting to 10.0.0.9:8080 · attempt 2 of 6")
+        assert "Now · connecting" in app.screen_text
+        gate.open()
+        await app.ready()
     for name, shown in (
         ("tiny:latest", "loading tiny:latest · warming up  50 %"),
         (f"{'long' * 20}:latest", f"loading {('long' * 20)[:42]}… · warming up  50 %"),

@@ -281,6 +281,9 @@ REPORTED: dict[str, tuple[list[str | bytes], float, str]] = {
     "arrow-in-two-packets": (["\x1b[", "A", "\x1b[1;", "5D"], 0.12, "<up><ctrl+left>"),
     "escape-and-its-rest": (["a\x1b", "[<35;20;5m", "\x1b", "[I"], 0.3, "a<escape><MouseMove 19,4><escape><AppFocus>"),
     "alt-enter-in-two-packets": (["a\x1b", "\rb"], 0.12, "a<alt+enter>b"),
+    "lines-without-marks": (["one\r\ttwo\r", "three\r", "\r"], 0, "[one\r\ttwo\r][three\r]<enter>"),
+    "first-line-without-marks": (["one\r", "two"], 0, "[one\rtwo]"),
+    "line-with-its-enter": (["one\r", "two"], 0.03, "one<enter>two"),
     "replies-in-packets": (["\x1b]10;rgb:eeee/ee", "ee/eeee\x07a\x1b[?62;2", "2cb"], 0.2, "ab"),
     "reply-that-was-cut": (["\x1b]4;1;rgb:eeee/eeee/ee", "a"], 0.6, "a"),
 }
