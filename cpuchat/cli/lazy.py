@@ -1,5 +1,5 @@
-"""Commands and their `--help`, which must be there at once: a group imports a command only when it runs. And options that
-the app and `ask` have in common."""
+"""Commands and their `--help`, which must be there at once: a group imports a command only when it runs; and options
+that the app and `ask` have in common."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def chat_options(command: F) -> F:
                                               "each call needs your approval."),
         (("--preset",), "NAME", "Preset: system prompt, sampling, reasoning and model."),
         (("--server",), "URL", "An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model here."),
-        (("--model", "-m"), "MODEL", "A GGUF file, or a part of a model's name (qwen, demo); default: the one used last. "
-                                     "With --server, its name there; http://HOST:PORT#NAME is both in one."),
+        (("--model", "-m"), "MODEL", "A GGUF file, or a part of a model's name (qwen, demo); default: the one used "
+                                     "last. With --server, its name there; http://HOST:PORT#NAME is both in one."),
     ):  # fmt: skip
         command = click.option(*names, metavar=metavar, help=help, multiple="tool_servers" in names)(command)
     return command
