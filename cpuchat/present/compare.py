@@ -39,7 +39,7 @@ _FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
     "tokens": ("tokens", lambda value: f"{value:,.0f}"),
     "acceptance": ("acceptance", _percent),
     "per_pass": ("tokens per pass", lambda value: f"{value:.1f}"),
-    "memory": ("memory", units.size),
+    "memory": ("resident memory", units.size),
     "bytes": ("bytes per token", units.size),
     "bandwidth": ("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
     "utilization": ("utilization", _percent),
@@ -52,10 +52,9 @@ def cell(name: Name, value: Value | None, *, spread: bool) -> str:
     if value is None:
         return "n/a"
     _, words = _FIGURES[name]
-    text = words(value.median)
-    if not spread or value.n < MIN_ROUNDS or value.low == value.high:
+    text, low, high = words(value.median), words(value.low), words(value.high)
+    if not spread or value.n < MIN_ROUNDS or low == high:
         return text
-    low, high = words(value.low), words(value.high)
     if len({one.partition(" ")[2] for one in (text, low, high)}) == 1:  # one unit
         low, high = low.partition(" ")[0], high.partition(" ")[0]
     return f"{text} ({low}–{high})"
@@ -122,18 +121,17 @@ def _interval(found: Verdict, b_leads: bool) -> str:
 
 
 def label(recording: Recording) -> str:
-    """Say what the stage shows: `replay of two fair runs · 1.74× (1.69–1.80, 3 rounds)`."""
+    """Say what the stage shows: `replay of two fair runs · medians of 3 rounds · 1.74× (1.69–1.80)`."""
     if recording.stopped or not recording.complete:
         return f"one after the other · {'stopped' if recording.stopped else 'not complete'}"
     if recording.verdict.kind == "disturbed":
         return "replay of two disturbed runs · too noisy"
     parts = ["replay of two fair runs"]
     n_rounds = recording.verdict.n_rounds
+    if n_rounds > 1:
+        parts.append(f"medians of {n_rounds} rounds" if n_rounds >= MIN_ROUNDS else f"round {n_rounds}")
     if n_rounds >= MIN_ROUNDS and recording.leader is not None:
-        interval = _interval(recording.verdict, bool(recording.leader))
-        parts.append(f"{ratio(recording)} ({interval}, {n_rounds} rounds)")
-    elif n_rounds > 1:
-        parts.append(f"{n_rounds} rounds" if n_rounds >= MIN_ROUNDS else f"round {n_rounds}")
+        parts.append(f"{ratio(recording)} ({_interval(recording.verdict, bool(recording.leader))})")
     return " · ".join(parts)
 
 

@@ -110,6 +110,7 @@ def test_a_difference_within_the_noise_is_none_and_three_rounds_give_medians() -
     figures = figures_of(rounds)
     assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 20.0, 30.0, 3)
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.5 tok/s (22.0–33.0)", "1.10×")
+    assert compare.cell("memory", Value(86.01e6, 86.0e6, 86.02e6, 3), spread=True) == "86.0 MB"
 
 
 async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is_on() -> None:

@@ -84,7 +84,7 @@ async def test_repeats_and_medians_and_the_next_prompt_with_a_table_of_its_own()
     ]
     async with comparing(sides) as app:
         await app.done()
-        for told in ("round 2", "1.49× (1.43–1.56, 3 rounds)"):
+        for told in ("round 2", "medians of 3 rounds · 1.49× (1.43–1.56)"):
             await app.press("ctrl+r")
             await app.done()
             assert told in app.screen_text
