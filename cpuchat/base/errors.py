@@ -158,6 +158,10 @@ class MeasureFailed(CpuchatError, code="measure_failed", exit_code=13):
     """Nothing could be measured: what was to be measured failed, was stopped, or was too short."""
 
 
+class Disturbed(MeasureFailed, code="disturbed", exit_code=27):
+    """Other programs were using the cores: the figures are too low, and there is no verdict."""
+
+
 class VocabularyMismatch(CpuchatError, code="vocabulary_mismatch", exit_code=20):
     """Two models with different vocabularies cannot be compared token by token."""
 

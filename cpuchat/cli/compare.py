@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, from_code
+from cpuchat.base.errors import CpuchatError, Disturbed, Interrupted, UsageError, from_code
 from cpuchat.cli.options import file_option, overridden, setting
 from cpuchat.cli.output import is_terminal, json_line, print_json
 from cpuchat.cli.question import TextCommand, compose, file_text, standard_input
@@ -21,9 +22,10 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.present import quality as words
 from cpuchat.present.table import table
-from cpuchat.protocol.messages import AnyEvent, LoadProgress, PrefillProgress, TextDelta
+from cpuchat.protocol.messages import AnyEvent, GenerationFinished, LoadProgress, PrefillProgress, TextDelta
 from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.messages import Text
+from cpuchat.telemetry.units import plural, time_left
 
 if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
@@ -41,7 +43,9 @@ A and B are values for --model, each optionally followed by its own settings: dr
 threads, cores, memory-policy, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters
 unless their settings say otherwise. One answers after the other, each on the whole machine; where memory is too small
 for both, they are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown. Then
-each side predicts both answers: how many of A's words B would have written, and where it matters."""
+each side predicts both answers: how many of A's words B would have written, and where it matters.
+
+Exit code 27: no verdict, because other programs were using the cores; --json says so in verdict.caveat."""
 
 
 @click.command(cls=TextCommand, n_before=2, epilog=_EPILOG)
@@ -84,26 +88,26 @@ def compare(
 
         return open_app(None, values, sides=sides)
     text = compose(text, standard_input(as_json), raw=False)
-    terminal = TerminalOutput(quiet=as_json)
-    running = ComparisonRun(sides, chosen, terminal, stream=not as_json)
-    code = asyncio.run(running.run(text, rounds, agrees=not no_agreement))
-    running.show(as_json=as_json)
-    return code
+    running = ComparisonRun(sides, chosen, rounds, as_json=as_json)
+    code = asyncio.run(running.run(text, agrees=not no_agreement))
+    noisy = running.show()
+    return code or noisy
 
 
 class ComparisonRun:
     """All rounds of one prompt."""
 
-    def __init__(self, sides: tuple[Side, Side], settings: Settings, terminal: TerminalOutput, *, stream: bool) -> None:
+    def __init__(self, sides: tuple[Side, Side], settings: Settings, rounds: int, *, as_json: bool) -> None:
         from cpuchat.compare.comparison import Comparison
 
+        self._rounds, self._as_json = rounds, as_json
         self._comparison = Comparison(sides, settings, library=Library(settings.model.folders))
         self._comparison.tell = self._show
-        self._terminal = terminal
-        self._stream = stream
+        self._terminal = TerminalOutput(quiet=as_json)
+        self._stream = not as_json
         self._shown: int | None = None  # whose text is being printed
 
-    async def run(self, prompt: str, rounds: int, *, agrees: bool) -> int:
+    async def run(self, prompt: str, *, agrees: bool) -> int:
         """Returns the exit code."""
         from cpuchat.cli.session import each_interrupt
 
@@ -111,14 +115,15 @@ class ComparisonRun:
         try:
             with each_interrupt(self._interrupt):
                 await comparison.ask(prompt)
-                self._end_text()
+                self._end_text()  # of a side that failed
                 self._stream = False
-                for _ in range(1, rounds):
+                for _ in range(1, self._rounds):
                     if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
                         await comparison.repeat()
                 if agrees and not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
-                    with contextlib.suppress(CpuchatError):  # of other vocabularies, or loaded in turn
-                        await comparison.agree(lambda share: self._terminal.status(f"agreement · {100 * share:.0f} %"))
+                    self._began = monotonic()
+                    with contextlib.suppress(CpuchatError):  # the comparison says why
+                        await comparison.agree(self._show_agreement)
                 await comparison.learn_files()
         finally:
             self._terminal.clear_progress()
@@ -140,21 +145,32 @@ class ComparisonRun:
     def _show(self, side: int, event: AnyEvent) -> None:
         name = f"{'AB'[side]} {self._comparison.names[side]}"
         match event:
-            case TextDelta() if self._stream:
-                if self._shown != side:
-                    self._end_text()
-                    self._terminal.line(f"── {name} ──")
-                    self._shown = side
-                if event.channel == "reasoning":
-                    self._terminal.reasoning(event.text)
-                else:
-                    self._terminal.answer(event.text)
             case TextDelta():
-                number = len(self._comparison.turns[-1].rounds)
-                self._terminal.status(f"round {number} · {name} · {event.predicted_n:,} tokens")
+                if self._stream:
+                    self._print(side, name, event)
+                if not (self._stream and is_terminal(sys.stdout)):
+                    number, left = len(self._comparison.turns[-1].rounds), self._comparison.seconds_left(self._rounds)
+                    said = f"round {number} of {self._rounds} · {name} · {plural(event.predicted_n, 'token')}"
+                    self._terminal.status(said if left is None else f"{said} · {time_left(left)}")
+            case GenerationFinished():
+                self._end_text()  # before the progress of the other side takes its last line
             case LoadProgress() | PrefillProgress():
                 meter = self._comparison.runners[side].conversation.meter
                 self._terminal.progress(event, meter.prefill_left_s())
+
+    def _print(self, side: int, name: str, event: TextDelta) -> None:
+        if self._shown != side:
+            self._end_text()
+            self._terminal.line(f"── {name} ──")
+            self._shown = side
+        if event.channel == "reasoning":
+            self._terminal.reasoning(event.text)
+        else:
+            self._terminal.answer(event.text)
+
+    def _show_agreement(self, share: float) -> None:
+        left = (monotonic() - self._began) * (1 / share - 1)
+        self._terminal.status(f"each side reads both answers · {100 * share:.0f} % · {time_left(left)}")
 
     def _end_text(self) -> None:
         if self._shown is not None:
@@ -162,27 +178,29 @@ class ComparisonRun:
             self._terminal.line()
         self._shown = None
 
-    def show(self, *, as_json: bool) -> None:
-        """Print what was measured."""
+    def show(self) -> int:
+        """Print what was measured; returns the exit code where other programs disturbed it, else 0."""
         from cpuchat.compare.figures import figures_of
         from cpuchat.present import compare as words
 
         comparison, terminal = self._comparison, self._terminal
-        if as_json:
-            terminal.line(json_line(words.as_json(comparison)))
-            return
         turn = comparison.turns[-1]
         figures = figures_of(turn.counted())
+        code = Disturbed.exit_code if figures.verdict.kind == "disturbed" else 0
+        if self._as_json:
+            terminal.line(json_line(words.as_json(comparison)))
+            return code
         above, below = words.sentences(comparison, turn)
-        rows = table(words.rows(figures, comparison.names), right=(1, 2, 3))
+        rows = [*table(words.rows(figures, comparison.names), right=(1, 2, 3)), ""] if figures.rows else []
         said = [[line for sentence in part for line in paragraph(sentence)] for part in (above, below)]
-        lines = [*said[0], *rows, "", *said[1]]
+        lines = [*said[0], *rows, *said[1]]
         if turn.rounds and (found := turn.rounds[-1].agreement) is not None:
             lines += [f"  {line}" for line in words.places(found, comparison.names)]
         if (choice := words.choice(comparison, turn)) is not None:
-            lines += ["", *choice[1]]
+            lines += ["", *(line for one in choice[1] for line in paragraph(one))]
         for line in lines:
             terminal.line(line)
+        return code
 
 
 _MAX_TEXT = 64 << 20

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
+from cpuchat.base.errors import CpuchatError, Disturbed, Interrupted, MeasureFailed
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import laid_over, model_path, setting
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import TerminalOutput, columns
+from cpuchat.cli.terminal import TerminalOutput, columns, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.present.table import table
@@ -35,19 +35,18 @@ Examples:
   cpuchat probe --json | jq .all_cores.bytes_per_s
 
 Takes about 30 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
-predicted speeds follow from the passes. Run it on an idle machine."""
+predicted speeds follow from the passes. Run it on an idle machine: exit code 27, and `caveat` in --json, tell that
+other programs were using the cores."""
 
 _PATIENCE = 10.0
 """Seconds for which a window of the app may go on measuring."""
-_STEADY = 0.9
-"""Ratio of the slowest round to the best below which other programs disturbed the measurement."""
 
 
 @click.command(epilog=_PROBE_EPILOG)
 @setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.")
 @setting("engine.memory_policy")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second.")
-def probe(as_json: bool, **values: Any) -> None:
+def probe(as_json: bool, **values: Any) -> int:
     """Measure the read bandwidth of one core, one L3 group and all cores; then passes of small models with random
     weights, in every usual tensor type.
 
@@ -58,7 +57,7 @@ def probe(as_json: bool, **values: Any) -> None:
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.theoretical import theoretical
     from cpuchat.measure.peak import known, one_at_a_time, survey
-    from cpuchat.present.machine import costs_measured, share_of_peak
+    from cpuchat.present.machine import costs_measured, noisy_probe, share_of_peak
 
     chosen = laid_over(values)
     engine = chosen.engine
@@ -79,19 +78,21 @@ def probe(as_json: bool, **values: Any) -> None:
                 if not stack.enter_context(one_at_a_time(_PATIENCE)):
                     raise MeasureFailed("A window of cpuchat is measuring just now.", "Close it, or try again later.")
             found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
-            n_passes, problem = 0, ""
-            if not found["all_cores"].disturbed:
+            n_passes, problem, caveat = 0, "", noisy_probe(found["all_cores"])
+            if not caveat:
                 try:
                     n_passes = asyncio.run(probe_costs(CostProbe(spec, progress), placement))
                 except Interrupted:
                     raise
                 except CpuchatError as error:
                     problem = f"Passes not measured: {error}"
+                caveat = "" if n_passes or problem else noisy_probe()
     finally:
         terminal.clear_progress()
     limit = theoretical(topology)
     if as_json:
-        return print_json({
+        print_json({
+            "caveat": caveat or None,
             "machine": topology.name,
             "virtual": topology.virtual,
             "memory_policy": placement.memory_policy.words,
@@ -101,12 +102,15 @@ def probe(as_json: bool, **values: Any) -> None:
             "costs": {"passes": n_passes} if n_passes else None,
             "notes": [problem] if problem else [],
         })  # fmt: skip
-    click.echo("\n".join(_probe_lines(topology, found, limit)))
+        return Disturbed.exit_code if caveat else 0
+    click.echo("\n".join([*([*paragraph(caveat), ""] if caveat else []), *_probe_lines(topology, found, limit)]))
     kept = known(placement.cpus, placement.memory_policy.words)
     if kept is not None and kept.bytes_per_s > found["all_cores"].bytes_per_s:
         most = f"{'at least ' if kept.at_least else ''}{bandwidth(kept.bytes_per_s)} GB/s"
         click.echo(f"An earlier measurement read more and stays in use: {most}")
-    click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
+    if problem or n_passes:
+        click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
+    return Disturbed.exit_code if caveat else 0
 
 
 def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None) -> list[str]:
@@ -120,9 +124,6 @@ def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: The
         low, middle, high = (gigabytes(figure(one.rounds)) for figure in (min, statistics.median, max))
         rows.append((name, str(len(one.cpus)), gigabytes(one.bytes_per_s), f"{middle} ({low}–{high})"))
     lines += ["", *table(rows, right=(1, 2)), ""]
-    best, worst = found["all_cores"].bytes_per_s, min(found["all_cores"].rounds)
-    if worst < _STEADY * best:
-        lines.append("Rounds differ by more than 10 %: other programs are running. Repeat on an idle machine.")
     lines.append(clean_line(f"Theoretical peak: {theoretical_peak(topology, limit)}"))
     if (share := share_of_peak(found["all_cores"], limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")

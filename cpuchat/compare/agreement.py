@@ -37,11 +37,9 @@ _WORD = re.compile(r"\S+")
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
-    """A token of an answer, characters `start` to `end` of what was written: the reasoning, then the content.
-
-    `p` is the probability that its writer gave it, `p_other` the other's, `rank` its rank with the other, from 1. `top`
-    is the other's most probable token with `p_top`, `kld` is KL(writer ‖ other) in nats before this token.
-    """
+    """A token of an answer, characters `start` to `end` of reasoning and content. `p` is its writer's probability,
+    `p_other` the other's, `rank` its rank there, from 1; `top` is the other's most probable token with `p_top`, `kld`
+    is KL(writer ‖ other) in nats before this token."""
 
     start: int
     end: int
@@ -60,11 +58,9 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnlikelyWord(msgspec.Struct, frozen=True, kw_only=True):
-    """A word that the other would hardly have written: the first token of it that matters.
-
-    `token` is its number from 0, `character` where it begins in what was written, `before` the text before it, `text`
-    and `p` the writer's choice, `top` and `p_top` the other's, `p_other` what that gave the writer's.
-    """
+    """A word that the other would hardly have written: its first token that matters. `token` is the number of that,
+    from 0, `character` where it begins, `before` the text before it; `text` and `p` are the writer's choice, `top` and
+    `p_top` the other's, `p_other` what that gave the writer's."""
 
     token: int
     character: int
@@ -77,12 +73,9 @@ class UnlikelyWord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """One side's answer as the other predicts it.
-
-    `words` is the share of its `n_words` words of which the other's most probable tokens are all tokens, with the 95 %
-    interval (clusters of `_CLUSTER` words; Wilson's for short answers). `same_top` (0-1), `kld` (mean, nats) and the
-    perplexities of writer and other are those of `cpuchat quality` over these tokens.
-    """
+    """One side's answer as the other predicts it. `words` is the share of its `n_words` words whose tokens all are the
+    other's most probable ones, with the 95 % interval (clusters of `_CLUSTER` words; Wilson's for short answers).
+    `same_top` (0-1), `kld` (mean, nats) and both perplexities are those of `cpuchat quality` over these tokens."""
 
     tokens: tuple[ScoredToken, ...]
     n_words: int
@@ -120,8 +113,7 @@ Run = Callable[[int, Score], Awaitable[TokensScored]]
 
 @dataclass
 class _Block:
-    """The tokens before `end` of the text of a side, the last `n` of which are predicted; `bases` as in `Score`, in the
-    order of the answers that they belong to."""
+    """The tokens before `end` of the text of a side, the last `n` of which are predicted; `bases` as in `Score`."""
 
     side: int
     end: int
@@ -132,9 +124,8 @@ class _Block:
 async def score_answers(
     written: tuple[Written, Written], n_vocab: int, run: Run, *, tell: Callable[[float], None] = lambda share: None
 ) -> Agreement:
-    """Let both sides predict both answers; A's worker writes its predictions, B's compares them with its own. `tell` is
-    called with the share that is done (0-1). Raises what `run` raises.
-    """
+    """Let both sides predict both answers; A's worker writes its predictions, B's compares them with its own. `tell`
+    gets the share that is done (0-1). Raises as `run`."""
     n_rows = rows_of_block(n_vocab)
     blocks = _blocks(written, n_rows)
     n_ctx = max(len(one.all_tokens) for one in written)
@@ -143,18 +134,11 @@ async def score_answers(
     with _shared_rows() as file:
         for done, (worker, block) in enumerate(order):
             one = written[block.side]
-            found = await run(
-                worker,
-                Score(
-                    tokens=one.all_tokens[: block.end],
-                    n=block.n,
-                    n_prompt=len(one.prompt),
-                    n_ctx=n_ctx,
-                    n_rows=n_rows,
-                    file=file,
-                    bases=block.bases if worker else (),
-                ),
-            )
+            command = Score(
+                tokens=one.all_tokens[: block.end], n=block.n, n_prompt=len(one.prompt), n_ctx=n_ctx, n_rows=n_rows,
+                file=file, bases=block.bases if worker else (),
+            )  # fmt: skip
+            found = await run(worker, command)
             for base, compared in zip(block.bases, found.compared, strict=False):
                 rows[base == "own"].append(compared)
             tell((done + 1) / len(order))
@@ -218,15 +202,10 @@ def _answer(written: Written, parts: Sequence[ScoredRows]) -> AnswerAgreement:
         few = len(sizes) < _MIN_CLUSTERS
         share = wilson(float(agreed.mean()), len(words)) if few else clustered_share(agreed, sizes)
     return AnswerAgreement(
-        tokens=tokens,
-        n_words=len(words),
-        words=share,
-        places=tuple(_places(written.text, tokens, words)),
-        same_top=float(array("same_top").mean(dtype=np.float64)),
-        kld=float(kld.mean(dtype=np.float64)),
-        ppl=float(np.exp(base.mean(dtype=np.float64))),
-        ppl_other=float(np.exp(other.mean(dtype=np.float64))),
-    )
+        tokens=tokens, n_words=len(words), words=share, places=tuple(_places(written.text, tokens, words)),
+        same_top=float(array("same_top").mean(dtype=np.float64)), kld=float(kld.mean(dtype=np.float64)),
+        ppl=float(np.exp(base.mean(dtype=np.float64))), ppl_other=float(np.exp(other.mean(dtype=np.float64))),
+    )  # fmt: skip
 
 
 def _rounded(value: float) -> float:
@@ -255,15 +234,9 @@ def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int,
         if start and (space := text.find(" ", start - 1, token.start)) >= 0:
             start = space + 1
         yield UnlikelyWord(
-            token=number,
-            character=token.start,
-            before=text[start : token.start],
-            text=text[token.start : token.end],
-            p=token.p,
-            p_other=token.p_other,
-            top=token.top,
-            p_top=token.p_top,
-        )
+            token=number, character=token.start, before=text[start : token.start], text=text[token.start : token.end],
+            p=token.p, p_other=token.p_other, top=token.top, p_top=token.p_top,
+        )  # fmt: skip
 
 
 def spans(tokens: Sequence[ScoredToken], start: int, end: int) -> list[tuple[int, int, Step]]:

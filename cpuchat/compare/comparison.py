@@ -1,8 +1,6 @@
-"""Two models answer the same prompts, one after the other.
-
-Each has a worker process and a history of its own, and the whole machine while the other waits in memory, or on disk
-where memory is not enough for both. In the chat database a comparison is a chat with two answers to each prompt.
-"""
+"""Two models answer the same prompts, one after the other: each has a worker process and a history of its own, and the
+whole machine while the other waits in memory, or on disk where memory is not enough for both. In the chat database a
+comparison is a chat with two answers to each prompt."""
 
 from __future__ import annotations
 
@@ -80,9 +78,8 @@ class Comparison:
             raise
 
     async def repeat(self) -> Round:
-        """Let both answer the last prompt again, the other side first. A round that is stopped is left out of the turn,
-        if that has a complete one. Raises UsageError: nothing was asked; as `ask`.
-        """
+        """Let both answer the last prompt again, the other side first. A stopped round is left out of a turn that has a
+        complete one. Raises UsageError: nothing was asked; as `ask`."""
         self._refuse_while_busy()
         if not self.turns:
             raise UsageError("There is no prompt to repeat.", "Write one first.")
@@ -105,9 +102,7 @@ class Comparison:
 
     async def agree(self, tell: Callable[[float], None] = lambda share: None) -> Agreement | None:
         """Let both sides predict the last answers of both, token by token; the round has the result. None: stopped.
-        `tell` is called with the share that is done (0-1). Raises UsageError: something runs, or it cannot be measured;
-        MeasureFailed: a side failed.
-        """
+        Raises UsageError: something runs, or it cannot be measured; MeasureFailed: a side failed."""
         self._refuse_while_busy()
         self.busy, self.stopped = True, False
 
@@ -125,9 +120,10 @@ class Comparison:
             n_vocab = (await asyncio.to_thread(read_model, Path(self.sides[0].path))).n_vocab
             last.agreement = await score_answers((a, b), n_vocab, run, tell=tell)
             return last.agreement
-        except MeasureFailed:
+        except MeasureFailed as error:
             if self.stopped:
                 return None
+            self.turns[-1].rounds[-1].agreement_note = f"No agreement: {error}"
             raise
         finally:
             # One that cannot free what it took has ended.
@@ -137,6 +133,16 @@ class Comparison:
     async def learn_files(self) -> None:
         """Find out what tells two files of one model apart."""
         self.files = await asyncio.to_thread(read_pair, self.sides, self.runners[0].settings)
+
+    def seconds_left(self, n_rounds: int) -> float | None:
+        """Return how long the rest of `n_rounds` of the last prompt takes, by the first of them; None in that."""
+        first, *repeats = self.turns[-1].rounds
+        seconds = 0.0
+        for before, now in zip(first.answers, repeats[-1].answers if repeats else (), strict=False):
+            if (took := before.timings) is not None:
+                rest = 0.0 if now.timings else max(1 - now.written.n_tokens / max(took.predicted_n, 1), 0.0)
+                seconds += (n_rounds - 1 - len(repeats) + rest) * (took.ttft_ms + took.predicted_ms) / 1e3
+        return seconds if repeats else None
 
     async def stop(self) -> None:
         """Stop the running round, which ends with what is written."""
@@ -233,17 +239,13 @@ Opened = tuple[str, list[Turn], int | None]
 
 
 class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the database has of a comparison beside its messages; whether a round was stopped or disturbed is in its
-    answers."""
+    """What the database has of a comparison beside its messages."""
 
     sides: Sides
 
 
 class KeptComparison:
-    """Keeps a comparison, answer by answer. Blocks: use in threads, one call at a time.
-
-    `chat_id` is "" before the first round was kept.
-    """
+    """Keeps a comparison. Blocks: use in threads, one call at a time. `chat_id` is "" before a round was kept."""
 
     def __init__(self, store: ChatStore, sides: Sides, chat_id: str = "", n_turns: int = 0) -> None:
         self.chat_id = chat_id
@@ -253,9 +255,8 @@ class KeptComparison:
         self._answers: tuple[int, int] | None = None  # ids of the last turn's
 
     def keep(self, turns: list[Turn]) -> None:
-        """Write the last turn with its last round that counts, in place of one that was kept before. Raises ChatsError:
-        it cannot be saved; ChatsChanged: it was deleted meanwhile.
-        """
+        """Write the last turn with its last round that counts, in place of an earlier one. Raises ChatsError: it cannot
+        be saved; ChatsChanged: it was deleted meanwhile."""
         turn, store = turns[-1], self._store
         sides, answers = column(_Kept(self._sides)), _rows(turn.counted()[-1])
         with store.transaction():
@@ -307,8 +308,7 @@ def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
 
 
 def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
-    """Return the prompts and answers of a comparison, with one round each. Of the figures the timings are kept, and the
-    agreement."""
+    """Return the prompts of a comparison with one round each: answers, timings and agreement."""
     turns: list[Turn] = []
     agreed: list[AnswerAgreement | None] = []
     for message in messages:

@@ -40,8 +40,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One figure of both sides; None is "not known". Rates per second, `memory` and `bytes` (per token) in bytes,
-    shares 0 to 1."""
+    """One figure of both sides; None: not known. Rates per second, `memory` and `bytes` in bytes, shares 0 to 1."""
 
     a: Value | None
     b: Value | None

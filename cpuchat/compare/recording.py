@@ -28,11 +28,9 @@ class RecordingError(CpuchatError, code="recording"):
 
 
 class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One side's answer; None: not known.
-
-    `tokens` are the text of each token (reasoning included) and when it came, in milliseconds after the first token,
-    which came after `first_s` seconds. `drafters` as of `TokenText`. `tok_s` is the decoding rate, the median of the
-    rounds. `ended`: the answer is complete. `utilization` of the memory, 0 to 1. `cached`: the weights stay in L3.
+    """One side's answer; None: not known. `tokens` are the text of each token (reasoning included) and when it came, in
+    ms after the first one, which came after `first_s` seconds. `drafters` as of `TokenText`. `tok_s` is the median of
+    the rounds. `ended`: the answer is complete. `utilization` of the memory, 0 to 1. `cached`: the weights stay in L3.
     """
 
     name: str
@@ -77,7 +75,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
         figures, shown = ComparisonFigures(), running
-        if shown is None:
+        if shown is not None and shown.disturbed:  # by the side that has answered
+            figures = ComparisonFigures(verdict=Verdict("disturbed"))
+        elif shown is None:
             figures, shown = figures_of(turn.counted()), turn.counted()[-1]
         a, b = (
             _side(name, answer, figures.medians_of(n))

@@ -1,6 +1,5 @@
-"""One side of a comparison at work: a model file with the settings in which it differs from the user's, its worker, its
-history and its answers; and what both sides share: prompts with their rounds, and memory.
-"""
+"""One side of a comparison: a model file with settings of its own, its worker, history and answers; and what both sides
+share: prompts with their rounds, and memory."""
 
 from __future__ import annotations
 
@@ -84,9 +83,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(side, model=ollama_name(path) or header.name, quantization=header.quantization)
 
     def settings(self, base: Settings) -> Settings:
-        """Return `base` with the changes of this side; greedy and without drafters unless it says otherwise: two
-        samples differ anyway, and a speed with drafts tells more about the text than about the file. Raises UsageError.
-        """
+        """Return `base` with the changes of this side, else greedy and without drafters: two samples differ anyway, and
+        a speed with drafts tells more about the text than about the file. Raises UsageError."""
         tables: dict[str, Any] = msgspec.to_builtins(base)
         tables["sampling"]["temperature"] = 0.0
         tables["speculation"]["drafters"] = "auto" if "draft-model" in self.changes else "off"
@@ -144,9 +142,8 @@ def pair_of(path: Path, library: Library) -> tuple[Side, Side] | None:
 
 
 def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
-    """Read a side as the command line takes it: `demo-q4,drafters=off,cores=0,2`. `resolve` is `Library.resolve`.
-    Raises UsageError: an unknown setting; ModelNotFound.
-    """
+    """Read a side as the command line takes it: `demo-q4,drafters=off,cores=0,2`. Raises UsageError: an unknown
+    setting; as `resolve`."""
     spec, changes, last = "", {}, ""
     for number, part in enumerate(text.split(",")):
         key, equals, value = part.partition("=")
@@ -163,9 +160,8 @@ def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
 
 
 def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: Library) -> tuple[int, str]:
-    """Return the context for both, in tokens, and why they do not fit together, "" when they do; with the draft models
-    that they will load, and a file that both map counted once. 0 where a header cannot be read: each chooses.
-    """
+    """Return the context for both with their draft models, in tokens, and why they do not fit together, "" when they
+    do. A file that both map counts once. 0 where a header cannot be read: each chooses."""
     try:
         headers = [read_model(Path(side.path)) for side in sides]
     except (CpuchatError, OSError):
@@ -290,9 +286,7 @@ class SideAnswer:
 
 @dataclass
 class Round:
-    """Both answers to one prompt. `first` (0 or 1) is the side that answered first. `agreement` is None before it is
-    known; `agreement_note` is why it never will be.
-    """
+    """Both answers to one prompt, side `first` (0 or 1) first; `agreement_note` is why there is no agreement."""
 
     first: int = 0
     answers: tuple[SideAnswer, SideAnswer] = field(default_factory=lambda: (SideAnswer(), SideAnswer()))
@@ -334,6 +328,12 @@ class Turn:
         complete = [one for one in self.rounds if one.complete]
         return [one for one in complete if not one.disturbed] or complete[-1:] or self.rounds[-1:]
 
+    @property
+    def agreement(self) -> Agreement | None:
+        """Return the newest one on answers that count, else on the last ones: what repeats them has the same words."""
+        rounds = (*self.rounds[-1:], *self.counted())
+        return next((one.agreement for one in reversed(rounds) if one.agreement is not None), None)
+
 
 class Runner:
     """One side with its conversation. `failed` is why it cannot answer, None when it can; `model` is the one that was
@@ -365,11 +365,9 @@ class Runner:
                     elif isinstance(event, LoadCancelled):
                         return False
                     tell(event)
-        except CpuchatError as error:
-            self.failed = Failed.of(error)
-            tell(self.failed)
-        except OSError as error:
-            self.failed = Failed(code="error", message=str(error))
+        except (CpuchatError, OSError) as error:
+            expected = isinstance(error, CpuchatError)
+            self.failed = Failed.of(error) if expected else Failed(code="error", message=str(error))
             tell(self.failed)
         if self.failed is not None or self.conversation.model is None:
             return False

@@ -32,10 +32,6 @@ def _percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def _size(value: float) -> str:
-    return units.size(round(value))
-
-
 _FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
     "tok_s": ("decode", _tok_s),
     "first_s": ("first token", lambda value: " ".join(units.duration(value))),
@@ -43,8 +39,8 @@ _FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
     "tokens": ("tokens", lambda value: f"{value:,.0f}"),
     "acceptance": ("acceptance", _percent),
     "per_pass": ("tokens per pass", lambda value: f"{value:.1f}"),
-    "memory": ("memory", _size),
-    "bytes": ("bytes per token", _size),
+    "memory": ("resident memory", units.size),
+    "bytes": ("bytes per token", units.size),
     "bandwidth": ("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
     "utilization": ("utilization", _percent),
     "joules": ("J/token", lambda value: f"{value:.2f} J"),
@@ -56,10 +52,9 @@ def cell(name: Name, value: Value | None, *, spread: bool) -> str:
     if value is None:
         return "n/a"
     _, words = _FIGURES[name]
-    text = words(value.median)
-    if not spread or value.n < MIN_ROUNDS or value.low == value.high:
+    text, low, high = words(value.median), words(value.low), words(value.high)
+    if not spread or value.n < MIN_ROUNDS or low == high:
         return text
-    low, high = words(value.low), words(value.high)
     if len({one.partition(" ")[2] for one in (text, low, high)}) == 1:  # one unit
         low, high = low.partition(" ")[0], high.partition(" ")[0]
     return f"{text} ({low}–{high})"
@@ -126,18 +121,17 @@ def _interval(found: Verdict, b_leads: bool) -> str:
 
 
 def label(recording: Recording) -> str:
-    """Say what the stage shows: `replay of two fair runs · 1.74× (1.69–1.80, 3 rounds)`."""
+    """Say what the stage shows: `replay of two fair runs · medians of 3 rounds · 1.74× (1.69–1.80)`."""
     if recording.stopped or not recording.complete:
         return f"one after the other · {'stopped' if recording.stopped else 'not complete'}"
     if recording.verdict.kind == "disturbed":
         return "replay of two disturbed runs · too noisy"
     parts = ["replay of two fair runs"]
     n_rounds = recording.verdict.n_rounds
+    if n_rounds > 1:
+        parts.append(f"medians of {n_rounds} rounds" if n_rounds >= MIN_ROUNDS else f"round {n_rounds}")
     if n_rounds >= MIN_ROUNDS and recording.leader is not None:
-        interval = _interval(recording.verdict, bool(recording.leader))
-        parts.append(f"{ratio(recording)} ({interval}, {n_rounds} rounds)")
-    elif n_rounds > 1:
-        parts.append(f"{n_rounds} rounds" if n_rounds >= MIN_ROUNDS else f"round {n_rounds}")
+        parts.append(f"{ratio(recording)} ({_interval(recording.verdict, bool(recording.leader))})")
     return " · ".join(parts)
 
 
@@ -174,7 +168,7 @@ def choice(comparison: Comparison, turn: Turn) -> tuple[int, list[str]] | None:
     """Return which of two files of one model to use on this machine (0 or 1), and a line about each, that one first;
     None for other sides, and while not all is known."""
     files, found = comparison.files, figures_of(turn.counted()).verdict
-    agreed = turn.counted()[-1].agreement if turn.rounds else None
+    agreed = turn.agreement
     if files is None or (take := choose(files, found, agreed)) is None:
         return None
     big, small = (comparison.names[side] for side in (files.larger, 1 - files.larger))
@@ -233,11 +227,13 @@ def sentences(comparison: Comparison, turn: Turn, *keys: str) -> tuple[list[str]
     as of `verdict`. What `choice` says is left out."""
     if not turn.rounds:
         return [], []
-    shown, figures = turn.counted()[-1], figures_of(turn.counted())
+    figures, last = figures_of(turn.counted()), turn.rounds[-1]
+    n_noisy, n_rounds = sum(one.disturbed for one in turn.rounds), len(turn.rounds)
     found = [
         verdict(figures.verdict, comparison.names, *keys) if choice(comparison, turn) is None else "",
-        *failures(turn.rounds[-1], comparison.names),
-        agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
+        f"Left out as too noisy: {n_noisy} of {n_rounds} rounds." if 0 < n_noisy < n_rounds else "",
+        *failures(last, comparison.names),
+        agreement(turn.agreement, comparison.names) if turn.agreement is not None else last.agreement_note,
         comparison.in_turn,
     ]
     found = [one for one in found if one]
@@ -246,21 +242,42 @@ def sentences(comparison: Comparison, turn: Turn, *keys: str) -> tuple[list[str]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Return everything that was measured."""
+    """Return the verdict on the last prompt, and everything that was measured."""
     return {
+        "verdict": _verdict_json(comparison, comparison.turns[-1]),
         "sides": [
             {"name": name, "path": side.path, "model": side.model, "quantization": side.quantization,
              "settings": side.changes}
             for name, side in zip(comparison.names, comparison.sides, strict=True)
         ],
         "in_turn": bool(comparison.in_turn),
-        "turns": [_turn_json(comparison, turn) for turn in comparison.turns],
+        "turns": [_turn_json(turn) for turn in comparison.turns],
     }  # fmt: skip
 
 
-def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
-    figures, chosen = figures_of(turn.counted()), choice(comparison, turn)
+def _verdict_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
+    """Return which side is faster and which file to take, and why; first why that cannot be told, or not yet."""
+    found, chosen, files = figures_of(turn.counted()).verdict, choice(comparison, turn), comparison.files
+    said = verdict(found, comparison.names) or " ".join(failures(turn.rounds[-1], comparison.names)) or "Stopped."
+    is_sure = found.kind not in ("incomplete", "short", "disturbed", "noisy")
+    is_told = found.speed > 0 and found.kind != "disturbed"
+    words = turn.agreement.answers[0] if turn.agreement is not None else None
+    return {
+        "caveat": None if is_sure else said,
+        "faster": "AB"[found.speed > 1] if is_sure and found.kind != "same" else None,
+        "ratio": found.speed if is_told else None,
+        "interval": found.interval if is_told else None,
+        "kind": found.kind,
+        "reason": said if is_sure else None,
+        "take": "AB"[chosen[0]] if chosen is not None else None,
+        "lines": chosen[1] if chosen is not None else [],
+        "memory": files.memory * (2 * files.larger - 1) if files is not None else None,
+        "agreement": {"places": len(words.places), **msgspec.to_builtins(words.words)} if words is not None else None,
+        "hard_text": msgspec.to_builtins(files.hard) if files is not None else None,
+    }
 
+
+def _turn_json(turn: Turn) -> dict[str, Any]:
     def agreed(found: Agreement) -> dict[str, Any]:
         shown: dict[str, Any] = msgspec.to_builtins(found)
         for answer, own in zip(shown["answers"], found.answers, strict=True):
@@ -281,10 +298,8 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
         ],
         "figures": {
             name: {"a": row.a and asdict(row.a), "b": row.b and asdict(row.b), "ratio": row.ratio}
-            for name, row in figures.rows.items()
+            for name, row in figures_of(turn.counted()).rows.items()
         },
-        "verdict": verdict(figures.verdict, comparison.names),
-        "choice": {"take": "AB"[chosen[0]], "lines": chosen[1]} if chosen is not None else None,
     }
 
 

@@ -410,10 +410,16 @@ def share_of_peak(peak: Peak | ReadBandwidth, theoretical: Theoretical | None) -
     return peak.bytes_per_s / theoretical.bytes_per_s if theoretical is not None else None
 
 
+def noisy_probe(found: ReadBandwidth | None = None) -> str:
+    """Return why a probe tells too little, "" when it does not; None: only its passes were disturbed."""
+    if found is not None and not found.disturbed:
+        return ""
+    least = "memory reads at least this, and " if found is not None else ""
+    return f"Too noisy: other programs used the cores; {least}passes were not measured. Repeat on an idle machine."
+
+
 def costs_measured(n_passes: int, n_cores: int) -> str:
-    """Return what a probe of so many cores measured; 0 passes: nothing."""
-    if not n_passes:
-        return "Passes not measured: other programs are running. Repeat on an idle machine."
+    """Return what a probe of so many cores measured."""
     return f"Measured {n_passes} passes of synthetic layers on {plural(n_cores, 'core')}"
 
 

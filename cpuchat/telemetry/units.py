@@ -62,7 +62,7 @@ def parameters(count: int) -> str:
     return str(count)
 
 
-def size(n_bytes: int) -> str:
+def size(n_bytes: float) -> str:
     """Format a size in bytes, at most 7 characters: `808 kB`, `1.5 GB` is 1.5e9 bytes."""
     value = float(n_bytes)
     for unit in ("B", "kB", "MB", "GB"):

@@ -22,7 +22,7 @@ from tests.hardware.trees import make_tree
 
 
 def run(*arguments: str) -> Result:
-    done = CliRunner().invoke(probe, arguments)
+    done = CliRunner().invoke(probe, arguments, standalone_mode=False)
     if done.exception is not None:
         raise done.exception
     return done
@@ -52,7 +52,9 @@ def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ReadBandwidth, "disturbed", False)  # whatever else runs
     monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: False)
     cpu = own_cpus()[0]
-    found = json.loads(run("--cores", str(cpu), "--json").stdout)
+    done = run("--cores", str(cpu), "--json")
+    found = json.loads(done.stdout)
+    assert done.return_value == 0 and found["caveat"] is None
     assert found["all_cores"]["cpus"] == [cpu]
     assert found["all_cores"]["bytes_per_s"] == max(found["all_cores"]["rounds"]) > 1e8
     assert found["one_core"] == found["all_cores"]
@@ -91,7 +93,9 @@ def test_rounds_that_differ_and_wrong_words_are_pointed_out(
 ) -> None:
     on("epyc-9354")
     monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10), (0.5, 0.5)))
-    assert "other programs are running" in run().stdout
+    noisy, told = run(), run("--json")
+    assert noisy.stdout.startswith("Too noisy: other programs used the cores; memory reads at least this")
+    assert noisy.return_value == told.return_value == 27 and told.stdout.startswith('{"caveat": "Too noisy')
     monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 2e10, (1e10, 2e10), (0.5, 0.5)))
     assert "An earlier measurement read more and stays in use: at least 30 GB/s" in run().stdout
     for wrong in (("--cores", "some"), ("--cores", "99"), ("--memory-policy", "bind:5")):

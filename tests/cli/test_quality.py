@@ -10,7 +10,7 @@ import pexpect
 import pytest
 from click.testing import CliRunner, Result
 
-from cpuchat.base.errors import ModelNotFound, UsageError, VocabularyMismatch
+from cpuchat.base.errors import UsageError, VocabularyMismatch
 from cpuchat.base.paths import demo_dir
 from cpuchat.cli.compare import quality
 from cpuchat.quality.measure import QualityMeasurement
@@ -53,18 +53,11 @@ def test_what_is_measured_is_kept_and_shown_as_a_table(text: str) -> None:
 
 
 def test_bad_input_is_refused_with_what_to_do(tmp_path: Path, tiny_model: Path) -> None:
-    short, binary = tmp_path / "short.txt", tmp_path / "binary"
+    short = tmp_path / "short.txt"
     short.write_text("Too short.")
-    binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="less than one window"):
+    with pytest.raises(UsageError, match="less than one window of"):
         run("demo", "demo-q4", "--text", str(short))
-    with pytest.raises(UsageError, match="not valid UTF-8"):
-        run("demo", "demo-q4", "--text", str(binary))
-    with pytest.raises(UsageError, match="Cannot read"):
-        run("demo", "demo-q4", "--text", str(tmp_path / "nowhere.txt"))
-    with pytest.raises(ModelNotFound):
-        run("demo", "nowhere.gguf")
-    with pytest.raises(VocabularyMismatch):
+    with pytest.raises(VocabularyMismatch, match=r"token by token: .* `cpuchat compare` works"):
         run("demo", str(tiny_model))
 
 

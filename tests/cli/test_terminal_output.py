@@ -20,9 +20,10 @@ from cpuchat.cli.compare import ComparisonRun
 from cpuchat.cli.output import json_line
 from cpuchat.cli.question import compose
 from cpuchat.cli.terminal import TerminalOutput
-from cpuchat.compare.runner import Side
+from cpuchat.compare.runner import Round, Side, Turn
 from cpuchat.config.settings import Settings
-from cpuchat.protocol.messages import LoadProgress, PrefillProgress
+from cpuchat.protocol.messages import LoadProgress, PrefillProgress, TextDelta
+from tests.support.scripted_backend import answer
 
 
 @settings(max_examples=20)
@@ -123,12 +124,21 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
     )
 
 
-def test_a_comparison_tells_how_long_its_prompt_takes(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    meters = [SimpleNamespace(prefill_left_s=lambda left=left: left) for left in (None, 21.0)]
-    runners = [SimpleNamespace(conversation=SimpleNamespace(meter=meter)) for meter in meters]
-    compared: Any = SimpleNamespace(names=("a", "b"), runners=runners)
+def test_a_comparison_tells_how_long_it_takes_below_what_is_written(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = SimpleNamespace(conversation=SimpleNamespace(meter=SimpleNamespace(prefill_left_s=lambda: 21.0)))
+    compared: Any = SimpleNamespace(
+        names=("a", "b"), runners=[runner, runner], turns=[Turn("", [Round()] * 2)], seconds_left=lambda _: 4.0
+    )
     monkeypatch.setattr("cpuchat.compare.comparison.Comparison", lambda *_, **__: compared)
-    sides = Side(path="a.gguf"), Side(path="b.gguf")
-    ComparisonRun(sides, Settings(), errors_on(screen, monkeypatch), stream=True)
+    errors_on(screen, monkeypatch)
+    monkeypatch.setattr(sys, "stdout", screen.stream)
+    running = ComparisonRun((Side(path="a.gguf"), Side(path="b.gguf")), Settings(), 3, as_json=False)
+    for step in answer("Yes."):
+        compared.tell(0, step)
     compared.tell(1, PrefillProgress(request_id=1, processed=512, total=4097, cache_n=0))
-    assert screen.text().endswith("reading the prompt · 512 of 4,097 tokens · 21 s left")
+    assert screen.text().endswith("── A a ──\nYes.\n\n\r\x1b[2Kreading the prompt · 512 of 4,097 tokens · 21 s left")
+    running._stream = False
+    compared.tell(1, TextDelta(request_id=1, text="No.", predicted_n=3))
+    assert screen.text().endswith("round 2 of 3 · B b · 3 tokens · 4 s left")

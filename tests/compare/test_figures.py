@@ -110,6 +110,7 @@ def test_a_difference_within_the_noise_is_none_and_three_rounds_give_medians() -
     figures = figures_of(rounds)
     assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 20.0, 30.0, 3)
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.5 tok/s (22.0–33.0)", "1.10×")
+    assert compare.cell("memory", Value(86.01e6, 86.0e6, 86.02e6, 3), spread=True) == "86.0 MB"
 
 
 async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is_on() -> None:
@@ -146,6 +147,18 @@ async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is
     assert "Take Q8_0 here: speeds too close to tell (" in str(lines(25.0, 25.5, n_rounds=3))
     assert lines(25.0, 25.5) is None  # more rounds may tell
 
+    pair.turns = [Turn("Why?", [a_round(answered(Q8, 25.0), answered(Q4, rate)) for rate in (37.0, 37.1, 37.2)])]
+    told = compare.as_json(pair)["verdict"]
+    assert (told["caveat"], told["faster"], told["take"]) == (None, "B", None)  # the words are not known
+    assert told["ratio"] == pytest.approx(1.484) and told["interval"][0] < 1.484 < told["interval"][1]
+    assert "is 1.48× as fast" in told["reason"] and told["memory"] < 0
+    pair.turns[0].rounds[1].agreement = Agreement(answers=(agreed_answer(0.97), agreed_answer(0.97)))
+    told = compare.as_json(pair)["verdict"]  # of a repeat: the words are the same
+    assert told["take"] == "B" and told["agreement"]["value"] == 0.97 and len(told["lines"]) == 2
+
+    pair.turns[0].rounds[1:] = [a_round(answered(Q8, 25.0), SideAnswer())]  # of three, the second runs
+    assert pair.seconds_left(3) == pytest.approx(1 * (0.22 + 50 / 25) + 2 * (0.22 + 50 / 37))
+
 
 def test_a_round_with_an_answer_of_one_token_has_no_part_in_the_verdict() -> None:
     rounds = [a_round(answered(Q8, rate), answered(Q4, 1.5 * rate)) for rate in (25.0, 25.1, 24.9)]
@@ -154,7 +167,7 @@ def test_a_round_with_an_answer_of_one_token_has_no_part_in_the_verdict() -> Non
         verdict = figures_of(order).verdict
         assert (verdict.kind, verdict.n_rounds) == ("bytes", 3)
     other = a_round(*reversed(short.answers))
-    assert figures_of([short, other, short]).verdict.kind == "short"
+    assert said(short, other, short).startswith("Too short for a verdict")
 
 
 def test_drafts_show_acceptance_and_are_not_explained_by_bytes() -> None:

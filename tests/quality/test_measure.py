@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.base.errors import MeasureFailed
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.paths import demo_dir
 from cpuchat.hardware.placement.placement import Placement, place
@@ -97,18 +97,6 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
     await resumed.run(here, lambda progress: new.append(progress.done))
     assert resumed.comparisons[0].summary() == whole.comparisons[0].summary()
     assert min(new[-(whole.progress.total - len(measured)) :]) > len(measured) - 1
-
-
-async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:
-    found = measurement(texts=(Text(kind="text", content="Too short."),))
-    with pytest.raises(UsageError, match="less than one window of 256"):
-        await found.run(here)
-
-
-def test_other_vocabularies_are_refused_with_the_reason(tiny_model: Path) -> None:
-    with pytest.raises(VocabularyMismatch, match=r"tokens|tokenizer") as refused:
-        measurement(tiny_model)
-    assert "cpuchat compare" in refused.value.hint
 
 
 async def test_figures_are_llama_perplexitys(here: Placement) -> None:

@@ -1,6 +1,4 @@
-"""What comparing shows beside the stage: each side's answers as they are written, the table of B against A, and the
-screen that chooses the other side.
-"""
+"""What comparing shows beside the stage: the answers of each side, the table, and the choice of the other side."""
 
 from __future__ import annotations
 
@@ -190,9 +188,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         self.listed.show(rows)
 
     def _alternatives(self) -> tuple[LocalModel | None, str, list[ListRow]]:
-        """Read the library: return the model, the repository with its other quantizations ("" for none), and the list:
-        quantizations on this machine, download and quantize, settings, other models. Blocks.
-        """
+        """Return the model, the repository with its other quantizations ("" for none), and the list. Blocks."""
         library, path = self._services.library, self._path
         models = [model for model in library.local_models() if not model.damaged and model.kind == "model"]
         model = next((model for model in models if model.path == path), None) or library.at(path)
@@ -274,5 +270,4 @@ class TablePane(VerticalScroll):
         self._table.update(text)
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"
         shown = turn.counted()[-1]
-        state = "stopped" if shown.stopped else "disturbed" if shown.disturbed else rounds
-        self.border_subtitle = state
+        self.border_subtitle = "stopped" if shown.stopped else "disturbed" if shown.disturbed else rounds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -26,7 +24,6 @@ class ReplayScreen(Dismissable[str], keys="replay"):
 
     CSS_PATH = "compare.tcss"
     AUTO_FOCUS = ""
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
 
     def __init__(self, name: str) -> None:
         super().__init__()

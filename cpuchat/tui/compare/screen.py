@@ -147,19 +147,15 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     @work(exclusive=True, group="agreement")
     async def _agree(self) -> bool:
-        """Let both sides predict both answers, and show where they disagree; False where that is not known. It gives
-        way to whatever the user begins.
-        """
+        """Show where both sides disagree; False where that is not known. Gives way to whatever the user begins."""
         comparison = self.comparison
         if await asyncio.to_thread(comparison.agreement_refused):
             return False
         self.refresh_bindings()
-        subtitle, done = self._stage.border_subtitle, 0.0
+        subtitle = self._stage.border_subtitle
 
         def tell(share: float) -> None:
-            nonlocal done
-            if share - done > 0.04 and self.has_widgets:
-                done = share
+            if self.has_widgets:
                 self._stage.border_subtitle = f"each side reads both answers: {100 * share:.0f} %"
 
         try:
@@ -316,6 +312,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self.add_class("-staged")
             status, names = "Preparing…", comparison.names
             recording = Recording.of(comparison, comparison.turns[-1], running)
+            shares = [answer.timings.cores_share for answer in running.answers if answer.timings is not None]
             for side in comparison.writing:
                 figures = comparison.runners[side].conversation.figures()
                 self._panes[side].show_reading(figures.prefill_left_s)
@@ -323,9 +320,10 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
                 if running.answers[side].written.n_tokens:
                     waits = running.answers[1 - side].timings is None
                     status = f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
-                if (share := figures.cores_share) is not None and recording.sides[side].end_ms >= _NOISY_MS:
-                    status = f"No verdict from this run: other programs take {100 * (1 - share):.0f} % of the cores. "
-                    status += f"Esc stops, {self._key('wait')} waits for quiet."
+                shares.append(figures.cores_share if recording.sides[side].end_ms >= _NOISY_MS else None)
+            if lost := [1 - share for share in shares if share is not None]:
+                status = f"No verdict from this run: other programs take {100 * max(lost):.0f} % of the cores. "
+                status += f"Esc stops, {self._key('wait')} waits for quiet."
             self._stage.live(recording, status)
             self._stage.border_subtitle = ""
 

@@ -116,7 +116,7 @@ class Scene(NamedTuple):
             if size:
                 filled = max(1, round(cells * size / max_size))
                 line += [(f"{part.upper()} ", part), (_TRACK * filled + " " * (cells - filled), part),
-                         (f" {units.size(round(size)):<9}", "value")]  # fmt: skip
+                         (f" {units.size(size):<9}", "value")]  # fmt: skip
         if all(side.cached for side in sides):
             line.append(("memory bus  idle: weights fit in L3", "label"))
         elif any(side.utilization for side in sides):
@@ -181,10 +181,7 @@ def _large(text: str) -> list[str]:
 
 
 class Stage(Widget):
-    """Shows a recording: at rest, replayed, or while it is made. Works without a comparison.
-
-    A replay is at real speed, but takes neither more than 8 s nor less than 2.5 s; the title says so.
-    """
+    """Shows a recording: at rest, while it is made, or replayed at real speed, but in 2.5 to 8 s."""
 
     PARTS: ClassVar = ("a", "b", "a-ratio", "b-ratio", "label", "value", "same", "changed", "parted")
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
@@ -210,10 +207,6 @@ class Stage(Widget):
     @property
     def recording(self) -> Recording | None:
         return self._scene.recording if self._scene is not None else None
-
-    @property
-    def replaying(self) -> bool:
-        return self._timer is not None
 
     def show(self, recording: Recording, then: str = "") -> None:
         """Show it as it ended, with a line `then` below the verdict."""
