@@ -45,6 +45,8 @@ _ANSWERS = 5  # of a model that count, the last
 _LARGE = 300e6
 """Bytes of weights from which a model tells something of others where nothing was probed: passes of smaller ones are
 mostly overhead."""
+_TINY = 32e6
+"""Bytes of weights up to which models share one factor: it tells of caches and overhead, not of a file."""
 
 
 class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +75,8 @@ class Costs(NamedTuple):
     """The `profile` of a set of cores, and the measurements that it follows (`source`; "": none). `probed`: those of a
     probe are among them.
 
-    `factors`: by how much longer passes of some models take, by the key of their files (`usage`). `types`: those of
-    tensors whose passes were measured."""
+    `factors`: by how much longer passes of some models take, by the key of their files (`usage`; "": other tiny ones).
+    `types`: those of tensors whose passes were measured."""
 
     profile: CostProfile
     source: str
@@ -88,7 +90,9 @@ def factor_of(factors: Mapping[str, float], model: Path) -> float:
     if not factors:
         return 1.0
     try:
-        return factors.get(stat_fingerprint(model_files(model), with_times=False), 1.0)
+        files = model_files(model)
+        others = factors.get("", 1.0) if sum(file.stat().st_size for file in files) <= _TINY else 1.0
+        return factors.get(stat_fingerprint(files, with_times=False), others)
     except OSError:
         return 1.0
 
@@ -160,6 +164,8 @@ class CostLog:
         sources = [f"{part}probe of {plural(len(self.on.cores), 'core')}"] * bool(probe)
         sources += [f"chats with {plural(len(large), 'model')}"] * bool(large)
         factors = {one.file: factor / usual for one, factor in known if one.file}
+        if tiny := [one.file for one, _ in known if one.file and one.work.weight_bytes <= _TINY]:
+            factors |= dict.fromkeys((*tiny, ""), statistics.median(factors[file] for file in tiny))
         types = frozenset(one.main.type for one in probe)
         profile = scaled(profile, 1 / usual) if large else profile
         return Costs(profile, " and ".join(sources), factors, whole is not None, types)

@@ -93,6 +93,16 @@ def test_a_calibration_counts_until_an_answer_does(small: Path) -> None:
     assert factor(small) == pytest.approx(2 * own, rel=0.1)
 
 
+def test_tiny_models_share_a_factor(small: Path, tmp_path: Path) -> None:
+    """It tells of caches and overhead: two files of one model would differ by it for no reason that anybody sees."""
+    CostLog(CPUS).probed(probe(TRUE))
+    files = [write_model(tmp_path / f"{kind}.gguf", "tiny", kind) for kind in ("Q8_0", "Q4_0", "F16")]
+    for number, file in enumerate(files[:2]):
+        model, timings = chatted(file, fingerprint=str(number) * 32)
+        usage.answered(model, msgspec.structs.replace(timings, predicted_ms=(2 + number) * timings.predicted_ms))
+    assert factor(files[0]) == factor(files[1]) == factor(files[2]) > 1.5 and factor(small) == 1.0
+
+
 @pytest.mark.parametrize("changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"draft_n": 1}], ids=str)
 def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
     small: Path, changes: dict[str, object]
