@@ -20,6 +20,10 @@ from cpuchat.hardware.memory import meminfo, total_bytes
 from cpuchat.hardware.sysfs import ROOT, CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
 from cpuchat.telemetry.units import plural
 
+_OF_GUEST, _OF_CORE = 32 << 20, 4 << 20
+"""Bytes of L3 that a virtual machine can count on, all in all or for each core, whichever is more. One with 2 cores and
+32 MB decoded models of 10, 20, 30 and 46 MB 2.0, 2.0, 1.5 and 1.25 times as fast as memory allows; a core has 4 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -108,8 +112,10 @@ class Topology:
         return found
 
     def l3_bytes(self, cpus: Collection[int]) -> int:
-        """Return the size in bytes of the L3 caches of these logical CPUs together; 0 when it is not known."""
-        return sum(self.l3_groups[index].size for index in self.by_l3(cpus))
+        """Return the bytes of L3 that these logical CPUs can count on together; 0 when that is not known. A virtual
+        machine may report all of its host's, or the same cache for each of its CPUs."""
+        reported = sum(self.l3_groups[index].size for index in self.by_l3(cpus))
+        return min(reported, max(_OF_GUEST, _OF_CORE * self.n_cores(cpus))) if self.virtual else reported
 
     def n_cores(self, cpus: Collection[int]) -> int:
         """Return how many physical cores these logical CPUs belong to, each that is not known counted as one."""

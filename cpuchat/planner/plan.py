@@ -397,6 +397,7 @@ class ThisMachine:
         high = (1 + ROUGH) * gbs if found.estimated or found.at_least else 0.0
         factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
         is_fitted = found.fitted or factor != 1.0  # to this model, if to no other
+        l3 = Figure(found.cache_bytes / 1e6, basis="measured", source="cores in use") if found.cache_bytes else None
         return MachineSpec(
             id=HERE,
             name=f"this machine ({topology.name})",
@@ -407,9 +408,7 @@ class ThisMachine:
             memory_gb=Figure(found.total / 1e9, basis="measured", source="of this machine"),
             free_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
             measured=Figure(gbs, low, high, basis, found.peak_source),
-            l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
-            if found.cache_bytes and not topology.virtual  # as `usual_here`
-            else None,
+            l3_mb=l3,
             fitted=scaled(found.profile, 1 / factor) if is_fitted and found.profile is not None else None,
             draft_factor=draft_factor / factor if is_fitted else None,
         )
@@ -559,9 +558,10 @@ def make_plan(
     tok_s = _over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds)
     ttft_s = _over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds)
     users, shared = _shared(plan)
-    # As if only reading took time, like the chat's panel; it is faster where the caches hold the weights.
+    # As if only reading took time, like the chat's panel; none where L3 holds the weights.
     cached = machine.profile().read_rate(work.weight_bytes)
-    reading = (max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
+    reading = [max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS]
+    is_cached = machine.l3_mb is not None and work.weight_bytes <= 1e6 * machine.l3_mb.value
     plan = msgspec.structs.replace(
         plan,
         tok_s=tok_s,
@@ -571,7 +571,7 @@ def make_plan(
         limit_share=middle.limit_share,
         prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
         ttft_s=ttft_s,
-        memory_ceiling=Range(*reading),
+        memory_ceiling=Range(*reading) if not is_cached else None,
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=users,
         shared_tok_s=shared,

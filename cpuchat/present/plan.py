@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
+from cpuchat.telemetry.roofline import NO_MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from cpuchat.costs.usual import Figure
@@ -54,7 +55,9 @@ def lines(plan: CapacityPlan) -> Lines:
     assert plan.ttft_s is not None  # all figures are there when one is
     machine = plan.machine
     per_token, sign = units.size(round(plan.bytes_per_token)), "≈" if doubt(machine) else "≤"
-    reading, computing = (rates(one, units.rate) for one in (plan.memory_ceiling, plan.compute_ceiling))
+    computing, reading = rates(plan.compute_ceiling, units.rate), NO_MEMORY_LIMIT
+    if plan.memory_ceiling is not None:
+        reading = f"reading {sign} {rates(plan.memory_ceiling, units.rate)}"
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
         ("", f"{_decoding(machine)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}"),
@@ -62,7 +65,7 @@ def lines(plan: CapacityPlan) -> Lines:
             "first token",
             f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
         ),
-        ("ceilings", f"reading {sign} {reading}, computing {sign} {computing} tok/s"),
+        ("ceilings", f"{reading}, computing {sign} {computing} tok/s"),
     ]
     found += [*_draft_lines(plan), *_shared(plan)]
     if plan.usd_per_million is not None:

@@ -13,8 +13,8 @@ from cpuchat.hardware.diagnostics import examine, gather_facts
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.placement.placement import PlacementSpec, candidates, place
 from cpuchat.hardware.sysfs import Node, efficient_cpus
-from cpuchat.hardware.topology import Instructions, L3Group, Topology, instructions, read_topology
-from cpuchat.present.machine import nodes_words
+from cpuchat.hardware.topology import Core, Instructions, L3Group, Topology, instructions, read_topology
+from cpuchat.present.machine import caches_words, nodes_words
 from cpuchat.telemetry.units import gigabytes
 from tests.hardware.conftest import Machine
 from tests.hardware.knob_files import TOPOLOGY
@@ -200,6 +200,23 @@ def test_garbage_is_no_reason_to_fail(machine: Machine) -> None:
 )
 def test_how_memory_is_divided(topology: Topology, words: str) -> None:
     assert topology.nps_words == words
+
+
+@pytest.mark.parametrize(
+    ("groups", "cores", "reported", "counted"),
+    [(1, 2, 32, 32), (1, 2, 16, 16), (1, 2, 260, 32), (1, 64, 504, 256), (8, 1, 16, 32), (2, 4, 260, 32)],
+    ids=["a part", "less", "the host's", "the host's, most cores", "one for each CPU", "one for each socket"],
+)
+def test_a_virtual_machine_counts_on_its_share_of_the_l3_that_it_reports(
+    groups: int, cores: int, reported: int, counted: int
+) -> None:
+    cpus = tuple(range(groups * cores))
+    l3 = tuple(L3Group(n, n, cpus[n::groups], cpus[n::groups], reported << 20, 0, 0, n) for n in range(groups))
+    real = Topology(cores=tuple(Core(n, (n,), 0, 0, n % groups) for n in cpus), l3_groups=l3, online=cpus)
+    guest = replace(real, virtual="KVM")
+    assert (real.l3_bytes(real.online) >> 20, guest.l3_bytes(real.online) >> 20) == (groups * reported, counted)
+    assert ("may" in caches_words(guest), "may" in caches_words(real)) == (True, False)
+    assert (f"other guests may use it, so {counted} MB count" in caches_words(guest)) == (counted < groups * reported)
 
 
 def test_without_sysfs_psutil_counts(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_nothing_decodes_faster_than_its_bytes_allow() -> None:
                 continue
             if plan.model.work.weight_bytes > 4e9:
                 assert plan.tok_s.high < machine.theoretical.value * 1e9 / plan.bytes_per_token
-            assert plan.tok_s.value <= plan.memory_ceiling.value
+            assert plan.memory_ceiling is None or plan.tok_s.value <= plan.memory_ceiling.value
 
 
 def test_drafts_gain_more_the_more_are_accepted_and_never_more_than_arithmetic_allows() -> None:

@@ -117,12 +117,12 @@ def measure(
 ) -> MeasuredProducts | None:
     """Time the products of a tensor type with both kernels in turn, for about `seconds` (0: only compare them), and
     compare the results. None where cpuchat has no kernels for it, or memory is short. `tokens`: of the passes, rising.
-    Passes read as much as L3 holds, within 64 and 128 MiB: where L3 is larger, rates may be above that of memory."""
+    Passes read four times what L3 holds, within 64 and 128 MiB: where L3 is larger, rates may be above memory's."""
     if bindings.kernels_library is None or kind not in TYPES:
         return None
     select(TYPES)
     prepare(pool.cpus, pool.n_active, is_mapped=False)
-    n_bytes = min(max(_MIN_BYTES, read_topology(allowed=pool.cpus).l3_bytes(pool.cpus)), _MAX_BYTES)
+    n_bytes = min(max(_MIN_BYTES, 4 * read_topology(allowed=pool.cpus).l3_bytes(pool.cpus)), _MAX_BYTES)
     n = len(tokens)
     found = (ctypes.c_double * (2 * n + 1))()
     waits = CpuWait(pool.n_active)
