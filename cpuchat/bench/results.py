@@ -209,7 +209,7 @@ def report_of(
                 model_n_params=model.n_params,
                 n_threads=model.n_threads,
                 cpus=model.cpus,
-                peak=model.peak_read or None,
+                peak=None if model.peak_estimated else model.peak_read or None,
             )
         results.append(result)
     return Report(environment=environment, rounds=rounds, results=tuple(results))

@@ -18,7 +18,7 @@ from cpuchat.models.quantize.types import SMALLER
 from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.statistics import MIN_POSITIONS, Interval
 
-_N_CTX = 4096
+_N_CTX = 8192  # as in the list of models
 _MIN_SAME = 0.8
 """Share of equal words or tokens below which the loss is clear (`present.quality`): no speed pays for that."""
 

@@ -137,8 +137,8 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
         case "bandwidth":
             return roofline.estimate.value if roofline else None
         case "utilization":
-            share = roofline.utilization.value if roofline else None
-            return None if share is None or share > 1 else share  # a value above the peak means the peak was wrong
+            share, peak = (roofline.utilization.value, roofline.peak.value) if roofline else (None, None)
+            return None if share is None or peak is None or share > 1 or peak.estimated else share  # > 1: a wrong peak
         case "joules":
             return roofline.joules_per_token.value if roofline else None
 

@@ -1,7 +1,7 @@
 """The read bandwidth of cores: measured in a process of its own (`read_probe`), kept, and raised by what reads more.
 
 It is the denominator of utilization and the basis of limits and predictions. A measurement beside other programs can
-only be too low: then the best one counts, as "at least", until one alone succeeds.
+only be too low: then the best one counts, as "at least", until one alone succeeds, or the estimate if that is higher.
 """
 
 from __future__ import annotations
@@ -101,22 +101,23 @@ def _of_some(on: Subject) -> float:
 
 
 def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak | None:
-    """Return what is `known` of these CPUs, else an estimate; None without any. Predictions rest on it; limits do not,
-    as an answer may exceed an estimate."""
-    if not cpus:
-        return None
-    if (found := known(cpus, policy, root=root)) is not None:
+    """Return what is `known` of these CPUs, or an estimate where that is more than the least that is known; None
+    without any. Utilization, limits and predictions rest on it."""
+    found = known(cpus, policy, root=root)
+    if not cpus or (found is not None and (found.unfinished or not found.at_least)):
         return found
-    on = on_cores(cpus, policy, root)
-    return Peak(max(usual_read(read_topology(root), cpus), _of_some(on)), on.cores, estimated=True)
+    on, usual = on_cores(cpus, policy, root), usual_read(read_topology(root), cpus)
+    least = found.bytes_per_s if found is not None else 0.0
+    return found if least >= usual else Peak(max(usual, _of_some(on)), on.cores, estimated=True, least=least)
 
 
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:
-    """Return a loaded model with what is known of the cores that compute."""
-    peak = known(model.cpus, policy)
+    """Return a loaded model with what is `expected` of the cores that compute."""
+    peak = expected(model.cpus, policy)
     if peak is None:
         return model
-    return msgspec.structs.replace(model, peak_read=peak.bytes_per_s, peak_at_least=peak.at_least)
+    read, least, estimated = peak.bytes_per_s, peak.at_least, peak.estimated
+    return msgspec.structs.replace(model, peak_read=read, peak_at_least=least, peak_estimated=estimated)
 
 
 def keep(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:

@@ -23,7 +23,7 @@ from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.measure import store
-from cpuchat.measure.peak import expected, known
+from cpuchat.measure.peak import expected
 from cpuchat.measure.subject import Subject
 from cpuchat.models import kernels
 from cpuchat.models.costs import CostLog, Costs, factor_of
@@ -143,8 +143,7 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
         cpu_of(cpu.features),
         len(cpus),
         usual().decode["here"].value * bandwidth,
-        # The caches of a virtual machine may be those of its neighbors.
-        l3_bytes=0 if topology.virtual else topology.l3_bytes(cpus),
+        l3_bytes=topology.l3_bytes(cpus),
         own=kernels.chosen_types(cpu, cpus=cpus),
     )
     known = {one.type: one for one in profile.products}
@@ -155,10 +154,10 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
 
 
 def reach_of(model: ModelInfo, memory: str = "") -> Reach:
-    """Return what the cores of a loaded model reach with it: the newest measured peak, and by the cost model, computing
+    """Return what the cores of a loaded model reach with it: the newest peak, and by the cost model, computing
     in passes as long as micro-batches; not the latter before any probe. `memory`: the worker's memory policy, in the
     words of `mempolicy`."""
-    peak = known(model.cpus, memory)
+    peak = expected(model.cpus, memory)
     costs = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else None
     if costs is None or not costs.probed or model.work is None:
         return Reach(peak=peak)

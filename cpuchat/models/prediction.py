@@ -88,8 +88,8 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
 
     `scalar_type` is the tensor type that most of it has, if this CPU computes that without vector instructions, which
     is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
-    tokens in the context; `tok_s` is None if not known, as `limit_tok_s`, which reading memory allows, is where no
-    bandwidth was measured or caches hold the weights. `basis` says what the speed is based on, or why there is none.
+    tokens in the context; `tok_s` is None if not known, as `limit_tok_s`, which reading memory allows, is where
+    caches hold the weights. `basis` says what the speed is based on, or why there is none.
     `low_tok_s` is the low end of the range of `tok_s`, equal to it where that is no rough estimate. `cost` is what the
     parts of a pass take. `context_that_fits` is the longest context in tokens (0: not even a short one, or not known).
     """
@@ -229,9 +229,8 @@ def _judged(
     basis = f"{rate} GB/s ({machine.source}) ÷ {units.size(found.bytes_per_token)} per token; "
     basis += units.takes(cost.limit, cost.limit_share) + own
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
-    is_limited = not machine.estimated and work.weight_bytes > machine.cache_bytes
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
-    limit = reads / found.bytes_per_token if is_limited else None
+    limit = reads / found.bytes_per_token if work.weight_bytes > machine.cache_bytes else None
     tok_s = 1 / own_cost.seconds
     low = (1 - ROUGH) * tok_s if machine.rough else tok_s
     return msgspec.structs.replace(found, tok_s=tok_s, low_tok_s=low, limit_tok_s=limit, cost=own_cost, basis=basis)

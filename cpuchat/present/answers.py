@@ -264,14 +264,14 @@ def _drafting(timings: Timings) -> str:
 
 
 def _bandwidth(roofline: Roofline) -> str:
-    """Format `44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
+    """Format `44 of 51 GB/s (86 %)`: what the model read, against the peak; ≈ before an estimated one."""
     read, peak, share = roofline.estimate.value, roofline.peak.value, roofline.utilization
     if read is None or peak is None:
         return ""
     if share.value is None:
         return share.why
     words = f"{100 * share.value:.0f} %{f', {roofline.off}' if roofline.off else ''}"
-    return f"{units.bandwidth(read)} of {units.bandwidth(peak.bytes_per_s)} GB/s ({words})"
+    return f"{units.bandwidth(read)} of {'≈' * peak.estimated}{units.bandwidth(peak.bytes_per_s)} GB/s ({words})"
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
+from cpuchat.telemetry.roofline import OFF
 from cpuchat.telemetry.units import ago, bandwidth, gigabytes, plural, size
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ def caches_words(topology: Topology) -> str:
     words = [f"L2 {', '.join(l2)}"] if l2 else []
     known = [group for group in topology.l3_groups if group.size]
     kinds = dict.fromkeys((group.size, len(group.cores)) for group in known)
-    in_all = f", {binary(sum(group.size for group in known))} in all" if len(known) > 1 else ""
+    reported, counted = sum(group.size for group in known), topology.l3_bytes(topology.online)
+    in_all = f", {binary(reported)} in all" if len(known) > 1 else ""
+    if topology.virtual:
+        in_all += f"; other guests may use it{f', so {binary(counted)} count' if counted < reported else ''}"
     words += [" and ".join(f"L3 {binary(size)} {per(n)}" for size, n in kinds) + in_all] if kinds else []
     return " · ".join(words)
 
@@ -215,7 +219,7 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
     except (CpuchatError, OSError):
         return []
     measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
-    (label, predicted), *limit = speed_rows(found, tuned.of(path).at_least)
+    (label, predicted), *limit = speed_rows(found, tuned.of(path))
     rows = [("model", f"{ollama_name(path) or header.name} {header.quantization}"), (label, measured)]
     rows += [("predicted" if measured else label, predicted), *limit]
     needs = found.explained
@@ -231,16 +235,15 @@ def missing(found: Prediction, measured: float) -> str:
 
     `26 %: a token takes 25.0 ms, 18.5 reading, 4.4 computing, 1.0 between layers, 1.1 unexplained`.
     """
-    is_rough = found.cost is None or found.low_tok_s != found.tok_s
-    rate = measured or (0.0 if is_rough else found.tok_s or 0.0)
-    if found.limit_tok_s is None or found.cost is None or not rate:
+    rate = measured or found.tok_s
+    if found.limit_tok_s is None or found.cost is None or not rate or found.low_tok_s != found.tok_s:
         return ""
     takes, reading = 1e3 / rate, 1e3 / found.limit_tok_s
     rest = max(takes - reading, 0.0)
-    computing = 0.0 if is_rough else min(1e3 * found.cost.compute, rest)
-    layers = 0.0 if is_rough else min(1e3 * found.cost.fixed, rest - computing)
-    unknown = "computing and waiting" if is_rough else "unexplained, such as other programs: `cpuchat why`"
-    parts = {"reading": reading, "computing": computing, "between layers": layers, unknown: rest - computing - layers}
+    computing = min(1e3 * found.cost.compute, rest)
+    layers = min(1e3 * found.cost.fixed, rest - computing)
+    parts = {"reading": reading, "computing": computing, "between layers": layers}
+    parts["unexplained, such as other programs: `cpuchat why`"] = rest - computing - layers
     words = [f"{ms:.1f} {what}" for what, ms in parts.items() if ms >= _TOLD * takes]
     if len(words) < 2:
         return "nothing: only drafts, fewer bits or more bandwidth make it faster"
@@ -362,14 +365,15 @@ def kernel_chart(
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
     foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None else []
     foot += ["░ other programs ran, so it may be faster"] if any(one.estimated for one in bars) else []
+    scale = max([peak, *(one.rate for one in bars)])
+    foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
         foot = [f"{kernels}: no type of weights measured yet, a load measures those of its model"]
-    scale = max([peak, *(one.rate for one in bars)])
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
 
 
-def _how_sure(peak: Peak) -> str:
-    return ", ≈ estimated" if peak.estimated else ", at least" if peak.at_least else ""
+def _how_sure(peak: Peak | None) -> str:
+    return "" if peak is None else ", ≈ estimated" if peak.estimated else ", at least" if peak.at_least else ""
 
 
 def multiplied(model: ModelInfo | None) -> list[BufferWeights]:
@@ -636,7 +640,7 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
         words = f"{used} {kind} {size(one.bytes)}"
         if (found := products.get(kind)) is not None and not found.disturbed:
             rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
-            peak = f" of {bandwidth(model.peak_read)}" if model.peak_read else ""
+            peak = f" of {'≈' * model.peak_estimated}{bandwidth(model.peak_read)}" if model.peak_read else ""
             told = compare([rates[other]], [rates[used]], asked=TYPES_TOLD)
             about = "" if told.verdict in ("faster", "slower") else "≈"
             words += f": {bandwidth(rates[used])}{peak} GB/s, {about}{units.factor(told.ratio)} {other}"

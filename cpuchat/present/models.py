@@ -35,6 +35,7 @@ from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ROUGH
+from cpuchat.telemetry.roofline import NO_MEMORY_LIMIT
 from cpuchat.telemetry.units import about, plural, size, tokens
 
 if TYPE_CHECKING:
@@ -315,13 +316,16 @@ def measured_speed(plain: float, drafted: float) -> str:
     return f"{units.rate(plain)} tok/s plain{more}: measured in the last chat" if plain else ""
 
 
-def speed_rows(prediction: Prediction, at_least: bool = False) -> Rows:
-    """Return the predicted speed and the limit, each with what it is based on. `at_least`: of the bandwidth."""
+def speed_rows(prediction: Prediction, machine: Machine) -> Rows:
+    """Return the speed predicted for a machine and the limit there, each with what it is based on."""
     rows, limit = [("speed", speed_with_basis(prediction))], prediction.limit_tok_s
-    if limit is not None:
-        gbs, more = units.bandwidth(limit * prediction.bytes_per_token), " or more" if at_least else ""
-        per_token = units.size(prediction.bytes_per_token)
-        rows.append(("limit", f"{units.rate(limit)} tok/s{more} without drafts: {gbs} GB/s ÷ {per_token} per token"))
+    if limit is None and prediction.tok_s is not None:
+        rows.append(("limit", NO_MEMORY_LIMIT))
+    elif limit is not None:
+        gbs, per_token = units.bandwidth(limit * prediction.bytes_per_token), units.size(prediction.bytes_per_token)
+        about, more = "≈" * machine.estimated, " or more" * machine.at_least
+        shown = f"{about}{units.rate(limit)} tok/s{more} without drafts behind {N_PAST} tokens"
+        rows.append(("limit", f"{shown}: {about}{gbs} GB/s ÷ {per_token} per token"))
     return rows
 
 

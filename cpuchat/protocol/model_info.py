@@ -139,8 +139,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches.
 
     `parallel` answers run at once, each with a context of `n_ctx` tokens; others wait. `notes` say why it is 1 where
-    more were asked for. `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those
-    together in bytes per second (0: not measured; `peak_at_least`: it may be more),
+    more were asked for. `cpus` are the logical CPUs that compute. `peak_read` is the read bandwidth of those
+    together in bytes per second (0: not known; `peak_at_least`, `peak_estimated` as of `telemetry.machine.Peak`),
     `cache_bytes` their L3 caches together (0: not known). Kept states of chats take at most `state_memory` of memory,
     one checkpoint `partial_state` (0: none is needed, the KV cache can be cut anywhere). `work` is that of its passes
     over text, `draft_work` the draft model's; None: not known. `takes_effort`: its chat template can be told how much
@@ -179,6 +179,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafts_off: DraftsOff | None = None
     peak_read: float = 0.0
     peak_at_least: bool = False
+    peak_estimated: bool = False
     cache_bytes: int = 0
     work: ModelWork | None = None
     draft_work: ModelWork | None = None

@@ -412,13 +412,9 @@ class Conversation:
         """Keep what a whole answer tells of the model and of this machine, and raise the peak that it beat."""
         if self.logs_speed and (model := self.model) is not None:
             is_raised = await asyncio.to_thread(usage.answered, model, timings, self._memory_policy)
-            if is_raised or not self.knows_peak:
+            peak = self.meter.figures().roofline.peak.value
+            if is_raised or peak is None or peak.estimated:  # another program may have measured it
                 await self.refresh_reach()
-
-    @property
-    def knows_peak(self) -> bool:
-        """Return whether the figures have a peak; without one, another program may measure it."""
-        return self.meter.figures().roofline.peak.value is not None
 
     async def refresh_reach(self) -> bool:
         """Give the meter what the cores of the loaded model reach, as measured; returns whether one computes here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cpuchat.telemetry.units import plural
+from cpuchat.telemetry.units import bandwidth, plural
 
 ROUGH: Final = 0.5
 """Share by which an estimated read bandwidth may be wrong."""
@@ -16,20 +16,22 @@ class Peak:
     """The peak read bandwidth in bytes per second: the denominator of utilization.
 
     `cpus` are the logical CPUs that read. `at_least`: it may be more, as other programs ran meanwhile, or an answer
-    told it; `unfinished`: only because a measurement that nothing disturbed has not ended. `estimated`: nothing was
-    measured, and it is what such CPUs usually reach, within `ROUGH`."""
+    told it; `unfinished`: only because a measurement that nothing disturbed has not ended. `estimated`: it is what such
+    CPUs usually reach, within `ROUGH`, and no more than `least` was measured (0: nothing was)."""
 
     bytes_per_s: float
     cpus: tuple[int, ...]
     at_least: bool = False
     estimated: bool = False
     unfinished: bool = False
+    least: float = 0.0
 
     @property
     def source(self) -> str:
         """Return how it is known, in a few words."""
         if self.estimated:
-            return f"estimated for {plural(len(self.cpus), 'core')}, ±{100 * ROUGH:.0f} % until measured"
+            so_far = f", at least {bandwidth(self.least)} GB/s" if self.least else " until measured"
+            return f"estimated for {plural(len(self.cpus), 'core')}, ±{100 * ROUGH:.0f} %{so_far}"
         return f"measured, {plural(len(self.cpus), 'core')}{', at least' if self.at_least else ''}"
 
 

@@ -134,9 +134,9 @@ def _peak(model: ModelInfo, newest: Peak | None, read: float) -> Peak | None:
     """Return the read bandwidth of the cores that compute: as measured, or what was
     `read` if that is clearly more, unless caches may have helped."""
     cpus = model.cpus or tuple(range(model.n_threads))
-    known = Peak(model.peak_read, cpus, model.peak_at_least)
+    known = Peak(model.peak_read, cpus, model.peak_at_least, model.peak_estimated)
     if newest is not None:
-        known = Peak(newest.bytes_per_s, cpus, newest.at_least)
+        known = replace(newest, cpus=cpus)
     if known.bytes_per_s <= 0:
         return None
     is_raised = read > OFF * known.bytes_per_s and _weights(model) >= PARTLY_CACHED * model.cache_bytes
@@ -204,6 +204,8 @@ def roofline(
     max_bytes_per_s = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
     exceeded = _PARTLY_CACHED if read_at_best > OFF * max_bytes_per_s else ""
     plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit or exceeded)
+    is_estimated = peak is not None and peak.estimated  # then memory is not said to limit it, nor not to
+    by_memory = (None, None) if is_estimated else (plain.value, accepted.value)
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
     off = "counter above the measured peak" if over_peak and not remark else ""  # although nothing else ran
     if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
@@ -217,12 +219,12 @@ def roofline(
         utilization=Metric.of(utilization, no_limit or no_figure),
         off=off,
         remark=remark,
-        rough=bool(off) or (peak is not None and peak.at_least and not cached),
+        rough=bool(off) or ((is_estimated or (peak is not None and peak.at_least)) and not cached),
         ceiling_plain=plain,
         ceiling_accepted=accepted,
         ceiling_compute=compute,
         bytes_per_pass=Metric.of(of_target, NO_ESTIMATE),
-        limit=_limit(now, plain.value, accepted.value, compute.value, utilization),
+        limit=_limit(now, *by_memory, compute.value, utilization),
         watts=watts,
         joules_per_token=joules,
         fits_cache=cached,

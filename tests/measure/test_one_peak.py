@@ -55,8 +55,7 @@ CPUS, POLICY = PLACED.cpus, PLACED.memory_policy.words
 
 
 def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
-    """Return the peak as every view has it: of the panel, a summary, F12, doctor, why, a list, a plan. Limits have none
-    of an estimate."""
+    """Return the peak as every view has it: of the panel, a summary, F12, doctor, why, a list, a plan."""
     loaded = with_peak(model, POLICY)
     meter = Meter()
     meter.observe(ModelLoaded(model=loaded), 0.0)
@@ -70,30 +69,30 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     machine = this_machine(Settings())
     page = page_json(doctor, [])
     found = {
-        "panel": panel.peak.value.bytes_per_s if panel.peak.value is not None else None,
+        "panel": panel.peak.value and panel.peak.value.bytes_per_s,
         "summary": summary["peak"],
         "F12": screen.peaks.all_cores.bytes_per_s if screen.peaks.all_cores is not None else None,
         "doctor": page["peak_read"] or page["peak_estimated"],
-        "why": gather(Settings(), model, engine, timings).model.peak_read or None,
-        "list": machine.peak or None,
+        "why": gather(Settings(), model, engine, timings).model.peak_read,
+        "list": machine.peak,
     }
     found["plan"] = round(1e9 * ThisMachine(Settings()).of().read_gbs.value, 3)
     shown = read_bandwidth(screen)
-    assert bandwidth(machine.peak) in shown and ("at least" in shown) == machine.at_least
+    assert bandwidth(machine.peak) in shown and (machine.estimated or ("at least" in shown) == machine.at_least)
     assert (f"≈{bandwidth(machine.peak)}" in shown) == machine.estimated
     assert machine.peak_source == page["peak_source"]
     assert (page["peak_read"] is None) == machine.estimated
-    if not machine.estimated:
-        assert summary["peak_source"] == machine.peak_source
-        # The limit, utilization and what is predicted follow from it.
-        assert panel.ceiling_plain.value == summary["ceilings"]["no_draft"]
-        assert panel.ceiling_plain.value is not None and model.work is not None and machine.profile is not None
-        own = machine.profile.read_rate(model.work.weight_bytes) / machine.factor_of(Path(model.path))
-        fastest = max(machine.peak, machine.probed * own)
-        assert panel.ceiling_plain.value == pytest.approx(fastest / model.work.weight_bytes)
-        assert panel.utilization.value == summary["utilization"]
-        assert panel.utilization.value == pytest.approx(summary["bandwidth"] / machine.peak)
-        assert estimate(int(model.work.weight_bytes), machine).tok_s <= 1.001 * panel.ceiling_plain.value
+    # The limit, utilization and what is predicted follow from it.
+    assert summary["peak_source"] == machine.peak_source
+    assert panel.ceiling_plain.value == summary["ceilings"]["no_draft"]
+    assert panel.ceiling_plain.value is not None and model.work is not None and machine.profile is not None
+    own = machine.profile.read_rate(model.work.weight_bytes) / machine.factor_of(Path(model.path))
+    fastest = max(machine.peak, machine.probed * own)
+    assert panel.ceiling_plain.value == pytest.approx(fastest / model.work.weight_bytes)
+    assert panel.utilization.value == summary["utilization"]
+    assert panel.utilization.value == pytest.approx(summary["bandwidth"] / machine.peak)
+    assert estimate(int(model.work.weight_bytes), machine).tok_s <= 1.001 * panel.ceiling_plain.value
+    assert not (machine.estimated and panel.limit)  # nothing is said to be the limit
     return found
 
 
@@ -103,12 +102,12 @@ def test_all_views_of_one_state_have_the_same_peak(tmp_path: Path, probed: bool)
     path.write_bytes(b"GGUF")
     model = info(path, cpus=CPUS, peak_read=0.0, work=work_of_size(2e9), fingerprint="f" * 32)
     timings = answer(15.0)
-    found = peaks(model, timings)
-    assert not any(found.pop(name) for name in ("panel", "summary", "why"))
-    (known,) = {round(one or 0.0) for one in found.values()}
+    keep(ReadBandwidth(CPUS, 5e9, (5e9,), (0.5,)), POLICY)  # beside other programs: less than such cores usually read
+    (known,) = {round(one or 0.0) for one in peaks(model, answer(6.0)).values()}
     machine, catalog = this_machine(Settings()), load_catalog().models
     predicted = estimate(10**9, machine)
-    assert known and predicted.tok_s and "±50 % until measured" in predicted.basis and "±50 %" in doubt(machine)
+    assert known > 5e9 and predicted.tok_s and "±50 %, at least 5.0 GB/s" in predicted.basis
+    assert machine.estimated and "±50 %" in doubt(machine)
     assert {verdict(one) for one in estimates(catalog, machine).values() if not one.tok_s} <= {"too large", "no SIMD"}
     for rate, share in ((35e9, 0.5), (40e9, 1.0)):
         keep(ReadBandwidth(CPUS, rate, (rate,), (share,)), POLICY)

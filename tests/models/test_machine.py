@@ -14,27 +14,11 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import ReadBandwidth, keep
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.machine import Machine, this_machine, unloaded_bytes
+from cpuchat.models.machine import this_machine, unloaded_bytes
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.protocol.messages import LoadOptions
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info
-
-
-def with_one_core(rate: float, share: float = 1.0) -> Machine:
-    """Return this machine with the settings of one core, whose read bandwidth was measured."""
-    one = choose_cores(read_topology(), "auto", 1).cpus
-    keep(ReadBandwidth(cpus=one, bytes_per_s=rate, rounds=(rate,), shares=(share,)))
-    return this_machine(parse("[engine]\nthreads = 1\n"))
-
-
-def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
-    """One that was measured beside other programs is the least."""
-    assert this_machine(Settings()).estimated and this_machine(Settings()).profile is not None
-    busy = with_one_core(3.7e9, share=0.14)
-    assert (busy.peak, busy.peak_source, busy.probed) == (3.7e9, "measured, 1 core, at least", False)
-    alone = with_one_core(25e9)
-    assert (alone.peak, alone.peak_source) == (25e9, "measured, 1 core")
 
 
 def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> None:
@@ -64,7 +48,9 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
 
 
 def test_before_a_probe_passes_cost_what_is_usual_of_such_cores() -> None:
-    machine = with_one_core(25e9)
-    assert machine.profile.read_rate(1e12) == pytest.approx(0.85 * 25e9)
+    """Of the cores in the settings."""
+    keep(ReadBandwidth(cpus=choose_cores(read_topology(), "auto", 1).cpus, bytes_per_s=25e9, rounds=(25e9,)))
+    machine = this_machine(parse("[engine]\nthreads = 1\n"))
+    assert this_machine(Settings()).estimated and machine.profile.read_rate(1e12) == pytest.approx(0.85 * 25e9)
     assert machine.source == "85 % of 25, measured, 1 core; passes not measured"
     assert not (machine.fitted or machine.probed)

@@ -78,7 +78,7 @@ def test_what_is_missing_adds_up_to_the_time_of_a_token() -> None:
     assert slow.startswith("50 %: a token takes 40.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers, 15.0 unexpl")
     assert missing(model, 49.8).startswith("nothing: only drafts")
     rough = msgspec.structs.replace(model, low_tok_s=20.0)
-    assert missing(rough, 0) == "" and "20.0 computing and waiting" in missing(rough, 25.0)
+    assert missing(rough, 0) == missing(rough, 25.0) == ""  # reading may be faster than is known
     assert missing(msgspec.structs.replace(model, limit_tok_s=None), 25.0) == ""
 
 
@@ -97,4 +97,5 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     found = kernel_chart("AVX2", products, Peak(12e9, (0,), at_least=True), model)
     assert "626 MB" in found.bars[0].note
     assert list(found.foot) == ["╎ 12 GB/s read bandwidth, at least", "░ other programs ran, so it may be faster"]
+    assert kernel_chart("AVX2", products, Peak(12e9, (0,)), model).foot[-1] == "beyond ╎: L3 held what was measured"
     assert "kernels for AVX2: no type" in kernel_chart("AVX2", {}, None, model).foot[0]

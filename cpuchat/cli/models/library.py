@@ -99,7 +99,7 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
     rows = [
         ("memory", expected.explained),
         ("draft", draft if expected.draft_need is not None else ""),
-        *speed_rows(expected, tuned.of(header.path).at_least),
+        *speed_rows(expected, tuned.of(header.path)),
         ("draft head", head_words(head)),
         ("", doubt(tuned.of(header.path))),
     ]

@@ -156,7 +156,7 @@ def roofline(frame: Frame) -> list[Line]:
         if now.peak.value is None or now.fits_cache:
             drawn[0] = _row(frame, "bandwidth", used, "GB/s")
         else:
-            rest = f" of {units.bandwidth(now.peak.value.bytes_per_s)} GB/s"
+            rest = f" of {'≈' * now.peak.value.estimated}{units.bandwidth(now.peak.value.bytes_per_s)} GB/s"
             drawn[0] = frame.item(f"{'bandwidth':<{_LABEL}}", f"{used:>{max(4, 16 - len(rest))}}", rest)
     if share is not None:
         drawn[1] = frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
@@ -170,13 +170,15 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
     """Draw the source of the figure and the bottleneck, or what is wrong with it; a long remark takes both rows."""
     if now.bandwidth.value is None:
         return [[]] * _REMARK_ROWS
-    of = "" if now.peak.value is None or now.fits_cache else f", of {now.peak.value.source.split(',')[0]} peak"
+    of = "" if now.peak.value is None or now.fits_cache else f", of {now.peak.value.source.split()[0].rstrip(',')} peak"
     shown = "estimated" if now.counted.value is None else f"{clean_line(now.source)}{of}"
     source = [frame.text("label", fit(shown, frame.width))]
     if wrong := now.off or now.remark:
         drawn = frame.sentence(wrong, _REMARK_ROWS, "limit")
         return drawn if len(drawn) == _REMARK_ROWS else [source, *drawn]
-    return [source, [frame.text("label", fit(_LIMITED.get(now.limit, ""), frame.width))]]
+    is_estimated = now.peak.value is not None and now.peak.value.estimated
+    limit = "peak estimated: F12, m" if is_estimated and not now.fits_cache else _LIMITED.get(now.limit, "")
+    return [source, [frame.text("label", fit(limit, frame.width))]]
 
 
 def serving(frame: Frame) -> list[Line]:

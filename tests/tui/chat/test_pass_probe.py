@@ -140,10 +140,9 @@ async def test_what_another_program_measured_is_shown_after_the_next_answer() ->
     store.forget(on_cores(placed.cpus, placed.memory_policy.words), peak.WHAT)
     model = msgspec.structs.replace(MODEL, cpus=placed.cpus, peak_read=0.0)
     async with loaded(ScriptedBackend([answer("One.")], model=model)) as app:
-        assert not app.conversation.knows_peak
         peak.keep(ReadBandwidth(placed.cpus, 30e9, (30e9,), (1.0,)), placed.memory_policy.words)
         await app.send("Hello")
-        assert app.conversation.knows_peak
+        assert app.conversation.figures().roofline.peak.value == Peak(30e9, placed.cpus)
 
 
 async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(
