@@ -59,10 +59,9 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization), of which `file` is the one to offer ("": the usual one). `vocabulary` names the tokenizer: models
     with another one cannot draft. `drafts` are ids of models that can draft for this one, the best first; `no_draft` is
     why there are none, with details in `no_draft_detail`. `head_repo` has files that contain an MTP head. `use` is the
-    purpose; a "draft" is not to chat with.
-    `sampling` is what its publisher recommends. `verified` lists the facts confirmed by public listings and reports:
-    "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are unconfirmed
-    or computed."""
+    purpose; a "draft" is not to chat with. `sampling` is what its publisher recommends. `verified` lists the facts
+    confirmed by public listings and reports: "repo" (the first one), "params", "context", "drafts", and quantizations
+    for their sizes; all others are unconfirmed or computed."""
 
     id: Id
     name: Text
@@ -250,9 +249,8 @@ class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
     `suits` is short: fits into half of the memory, keeps up with reading, is computed with vector instructions, and is
-    not for research only. By purpose, as `purposes` says by id: "chat", of up
-    to four publishers; "fast", which reads less; "long context", longer than that of the first; "reasoning" and "code".
-    `unsuitable`: too large or too slow. `others`: the rest."""
+    not for research only. By purpose, as `purposes` says by id: "chat", of up to four publishers; "fast", which reads
+    less; "long context", longer than that of the first; "reasoning" and "code". `unsuitable`: too large or too slow."""
 
     suits: tuple[CatalogModel, ...] = ()
     others: tuple[CatalogModel, ...] = ()
@@ -262,14 +260,8 @@ class Ranked:
 
 def estimate_entry(model: CatalogModel, machine: Machine) -> Prediction:
     """Predict a model of the catalog in its default quantization, of which the size must be known."""
-    return estimate(
-        model.size,
-        machine,
-        quantization=model.quantization,
-        params=1e9 * model.params,
-        active=model.active_share,
-        id=model.id,
-    )
+    facts: dict[str, Any] = {"params": 1e9 * model.params, "active": model.active_share, "id": model.id}
+    return estimate(model.size, machine, quantization=model.quantization, **facts)
 
 
 def _better(model: CatalogModel, machine: Machine) -> CatalogModel:

@@ -19,7 +19,6 @@ _STATES = {
     "done": "Downloaded (verified)",
     "failed": "Failed",
 }
-_SHORT_STATES = {"queued": "queued", "paused": "paused", "done": "downloaded", "failed": "failed"}
 
 
 def download_mark(download: Download) -> str:
@@ -85,7 +84,8 @@ def state(download: Download) -> str:
 
 def row(download: Download) -> ListRow:
     """`↓ Qwen2.5-7B-Instruct   Q4_K_M   4.7 GB  61 %   38.1 MB/s`; the key is the download's id."""
-    state = _SHORT_STATES.get(download.state, percent(download).strip())
+    is_still = download.state in ("queued", "paused", "failed")
+    state = download.state if is_still else percent(download).strip()
     if download.state == "waiting":
         state = f"retry {download.attempt}"
     speed = download_speed(download.speed).strip() if download.state == "running" else ""

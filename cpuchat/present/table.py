@@ -12,12 +12,9 @@ def table(
     rows: Sequence[Sequence[str]], right: Sequence[int] = (), width: int = 0, drop: Sequence[int] = ()
 ) -> list[str]:
     """Align the cells of `rows` in columns; the columns whose numbers are in `right` are right-aligned. Where lines are
-    longer than `width` (0: any length), those of `drop` are left out, one by one; but
-    not for a last cell that is too long anyway, such as a path.
-
-    Cells are cleaned of control characters and keep their indentation. A column that is empty in all rows but the
-    first (the headings) is left out.
-    """
+    longer than `width` (0: any length), those of `drop` are left out, one by one; but not for a last cell that is too
+    long anyway, such as a path. Cells are cleaned of control characters and keep their indentation. A column that is
+    empty in all rows but the first (the headings) is left out."""
     cells = [[cell[: len(cell) - len(cell.lstrip(" "))] + clean_line(cell) for cell in row] for row in rows]
     used = [n for n, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
     widths = {n: max(len(row[n]) for row in cells) for n in used}
@@ -56,9 +53,8 @@ class ListRow:
     """One line. `key` identifies its subject and stays the same while it is listed; "" is a heading (`name`), a model
     (`mark` and `name`) over its files, or a mere text (`note`), which cannot be selected.
 
-    `columns` are quantization, size, state and speed, each aligned; `note` stands behind the name in their
-    place. `tag` stands dimmed right after the name. `strong`: the loaded one. `dim`: not to be used as it is.
-    """
+    `columns` are quantization, size, state and speed, each aligned; `note` stands behind the name in their place. `tag`
+    stands dimmed right after the name. `strong`: the loaded one. `dim`: not to be used as it is."""
 
     key: str = ""
     mark: str = " "

@@ -134,18 +134,9 @@ class DownloadProgress:
         model."""
         code, message, hint = (error.code, error.message, error.hint) if error is not None else ("", "", "")
         now = replace(
-            self._sent,
-            state=state,
-            retry_in=retry_in,
-            path=path,
-            code=code,
-            message=message,
-            hint=hint,
-            done=self.done,
-            checked=sum(self.checked.values()),
-            attempt=self.attempt,
-            verified=tuple(self.verified),
-        )
+            self._sent, state=state, retry_in=retry_in, path=path, code=code, message=message, hint=hint,
+            done=self.done, checked=sum(self.checked.values()), attempt=self.attempt, verified=tuple(self.verified),
+        )  # fmt: skip
         if now != self._sent or not self._sent_at:
             self._sent, self._sent_at = now, time.monotonic()
             self._send(now)

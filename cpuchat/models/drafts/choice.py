@@ -238,11 +238,8 @@ def local_heads(
     listed: list[DraftCandidate] = []
     if usable_layers(target):
         expected = expected_pair(target, target, costs, machine)
-        listed.append(
-            DraftCandidate(
-                name=title("mtp"), where="here", path=target.path, head="mtp", included=True, expected=expected
-            )
-        )
+        own = {"name": title("mtp"), "path": target.path, "head": "mtp", "included": True}
+        listed.append(DraftCandidate(where="here", **own, expected=expected))
     for model in here:
         if model.kind == "head":
             kind = kind_named(model.path.name) or HEADS.get(model.architecture, "mtp")
@@ -268,14 +265,8 @@ def heads_of(repository: Repository, here: Iterable[DraftCandidate] = ()) -> lis
             best[kind, model.base] = model
     return [
         DraftCandidate(
-            name=model.name,
-            where="hub",
-            repo=repository.id,
-            quantization=model.quantization,
-            size=model.size,
-            head=kind_named(model.files[0].path),
-            file=model.files[0].path,
-            expected=NOT_READ,
+            name=model.name, where="hub", repo=repository.id, quantization=model.quantization, size=model.size,
+            head=kind_named(model.files[0].path), file=model.files[0].path, expected=NOT_READ,
         )
         for model in best.values()
-    ]
+    ]  # fmt: skip

@@ -11,8 +11,10 @@ and `BF16/Model-BF16-00001-of-00002` (unsloth), `Model.i1-IQ3_M` and `Model.mmpr
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -94,15 +96,13 @@ class RepoModel(ModelData, frozen=True):
 class Repository(RepositoryFacts, frozen=True, kw_only=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
-    `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit.
-    `problems`: what was left out of `models` and why, one sentence each."""
+    `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit."""
 
     revision: str
     newest_at: float = 0.0
     models: tuple[RepoModel, ...] = ()
     license: str = ""
     base_model: str = ""
-    problems: tuple[str, ...] = ()
 
 
 _REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)  # the rules of validate_repo_id
@@ -214,11 +214,9 @@ def _names(model: RepoModel) -> set[str]:
 
 
 _MAX_FILES = 5_000
-_MAX_PROBLEMS = 10
 _MAX_TEXT = 200
 _SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$", re.IGNORECASE)
-_FRAGMENT = re.compile(r"\.gguf\.?(part\d+of\d+|-?split-[a-z])$", re.IGNORECASE)
 
 
 def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
@@ -239,46 +237,26 @@ def repository_of(info: ModelInfo, newest_at: float = 0.0) -> Repository:
     """Return a repository with its models; `newest_at` see there. Raises HubError: its id or commit is invalid."""
     if not is_repo(info.id) or not is_hash(info.sha, 40):
         raise invalid_response()
-    files, problems = _files(info.siblings or [])
     return Repository(
         **_facts(info),
         revision=info.sha or "",
         newest_at=newest_at,
-        models=models_of(files),
+        models=models_of(itertools.islice(_files(info.siblings or []), _MAX_FILES)),
         license=_text(getattr(info.card_data, "license", None)),
         base_model=_text(getattr(info.card_data, "base_model", None)),
-        problems=tuple(problems),
     )
 
 
-def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
-    """Return the model files that can be downloaded and verified, and why others cannot."""
-    files: list[HubFile] = []
-    problems: list[str] = []
-    fragments = 0
+def _files(siblings: Iterable[RepoSibling]) -> Iterator[HubFile]:
+    """Yield the model files that can be downloaded and verified: with a safe name, a size and a hash."""
     for sibling in siblings:
-        try:
-            path = safe_path(str(sibling.rfilename))
-        except HubError as error:
-            problems.append(error.message)
-            continue
-        if path.lower().endswith(_SUFFIX):
-            large = sibling.lfs
-            size = large.size if large is not None else sibling.size
-            hashes = {"git_sha1": sibling.blob_id or ""} if large is None else {"sha256": large.sha256}
-            if is_size(size) and (is_hash(sibling.blob_id, 40) if large is None else is_hash(large.sha256, 64)):
-                files.append(HubFile(path=path, size=size or 0, **hashes))
-                if len(files) == _MAX_FILES:
-                    problems.insert(0, f"Only the first {_MAX_FILES:,} model files are listed.")
-                    break
-            else:
-                problems.append(f"Hugging Face publishes no size or hash of {path}, so it cannot be verified.")
-        fragments += _FRAGMENT.search(path) is not None
-    if len(problems) > _MAX_PROBLEMS:
-        problems[_MAX_PROBLEMS:] = [f"{len(problems) - _MAX_PROBLEMS} more files were skipped for the same reasons."]
-    if fragments:
-        problems.append(f"{fragments} files are fragments that must be joined by hand.")
-    return files, problems
+        with contextlib.suppress(HubError):
+            if (path := safe_path(str(sibling.rfilename))).lower().endswith(_SUFFIX):
+                large = sibling.lfs
+                size = large.size if large is not None else sibling.size
+                hashes = {"git_sha1": sibling.blob_id or ""} if large is None else {"sha256": large.sha256}
+                if is_size(size) and (is_hash(sibling.blob_id, 40) if large is None else is_hash(large.sha256, 64)):
+                    yield HubFile(path=path, size=size or 0, **hashes)
 
 
 def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:

@@ -94,16 +94,10 @@ class RepositoryState:
             if prediction is None and model.kind == "model" and self.judged:  # else no header was asked for yet
                 known = self.expected.get(key)
                 prediction = known or estimate(model.size, self.machine, quantization=model.quantization)
-            return RepositoryEntry(
-                model,
-                path=path,
-                arrived=self.arrived.get(key, 0),
-                loaded=path is not None and path == loaded,
-                download=on_way.get(model.files),
-                prediction=prediction,
-                draft=self.drafts.get(model.base) if model.kind == "model" else None,
-                problem=problem,
-            )
+            draft = self.drafts.get(model.base) if model.kind == "model" else None
+            is_loaded, arrived = path is not None and path == loaded, self.arrived.get(key, 0)
+            on_its_way = on_way.get(model.files)
+            return RepositoryEntry(model, path, arrived, is_loaded, on_its_way, prediction, draft, problem)
 
         return [entry(model) for model in self.repository.models]
 

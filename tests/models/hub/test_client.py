@@ -50,26 +50,16 @@ def test_a_repository_lists_its_models_with_the_hashes_to_check_them_by(hub_serv
     commit = hub_server.add(REPO, files, cardData={"license": "apache-2.0", "base_model": ["some/Tiny"], "tags": [1]})
     found = Hub().repository(REPO)
     assert (found.id, found.revision, found.license, found.base_model) == (REPO, commit, "apache-2.0", "some/Tiny")
-    assert found.problems == ()
     split, projector, whole = found.models
     assert (split.quantization, split.size, split.complete) == ("Q4_K_M", 3, True)
     assert (projector.kind, whole.quantization) == ("projector", "Q8_0")
     assert [file.etag for file in whole.files] == [hub_server.etag(REPO, "Tiny-Q8_0.gguf")]
 
 
-def test_unsafe_names_are_left_out_and_said(hub_server: HubServer) -> None:
-    hub_server.add(REPO, {"../../evil.gguf": b"1", "a\x1b[2J.gguf": b"2", "good.gguf": b"3"})
-    found = Hub().repository(REPO)
-    assert [model.name for model in found.models] == ["good"]
-    assert len(found.problems) == 2
-    assert all(problem.isprintable() for problem in found.problems)
-
-
-def test_files_in_pieces_that_no_program_loads_are_said(hub_server: HubServer) -> None:
-    hub_server.add(REPO, {"big.Q8_0.gguf.part1of2": b"1", "big.Q8_0.gguf.part2of2": b"2", "big.Q2_K.gguf": b"3"})
-    found = Hub().repository(REPO)
-    assert [model.name for model in found.models] == ["big.Q2_K"]
-    assert "2 files are fragments" in found.problems[0]
+def test_unsafe_names_and_files_in_pieces_are_left_out(hub_server: HubServer) -> None:
+    evil = ("../../evil.gguf", "a\x1b[2J.gguf", "big.Q8_0.gguf.part1of2", "big.Q8_0.gguf.part2of2")
+    hub_server.add(REPO, {**dict.fromkeys(evil, b"1"), "good.gguf": b"3"})
+    assert [model.name for model in Hub().repository(REPO).models] == ["good"]
 
 
 HOSTILE = {
@@ -100,9 +90,7 @@ UNCHECKABLE = {
 def test_a_file_that_could_not_be_checked_is_left_out(hub_server: HubServer, sibling: dict[str, object]) -> None:
     answer = {"id": REPO, "sha": COMMIT, "siblings": [sibling, {**SIBLING, "rfilename": "good.gguf"}]}
     hub_server.fault(REPO, "", Fault(where="api", page=json.dumps(answer).encode()))
-    found = Hub().repository(REPO)
-    assert [model.name for model in found.models] == ["good"]
-    assert "cannot be verified" in found.problems[0]
+    assert [model.name for model in Hub().repository(REPO).models] == ["good"]
 
 
 def test_a_login_page_of_the_network_is_told_as_such(hub_server: HubServer) -> None:

@@ -262,14 +262,3 @@ def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
     assert judged["Q8_0"].prediction is not None and not judged["Q8_0"].prediction.exact
     assert judged["f16"].prediction is None
     assert isinstance(judged["Q4_K_M"].problem, AccessDenied)
-
-
-async def test_snapshot_of_a_closed_one(machine: None) -> None:
-    hub = ShownHub(MODELS, gated=True)
-    hub.refuses = AccessDenied(
-        f"{REPO} is gated.", f"Accept its terms at https://huggingface.co/{REPO}, then `hf auth login`."
-    )
-    async with running(size=SMALL, hub=hub) as app:
-        await opened(app)
-        await app.pilot.pause()
-        await snapshot(app.app, "repository-closed-80x24")
