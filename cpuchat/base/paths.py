@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import platformdirs
 
@@ -28,7 +29,9 @@ def _folder(variable: str, default: Path) -> Path:
 
 
 def expanded(text: str | Path) -> Path:
-    """Return `text` as a path with a leading `~` or `~user` expanded; unchanged for an unknown user, as in shells."""
+    """Return a path, also of a `file://`, with `~` or `~user` expanded, but for an unknown user, as in shells."""
+    if isinstance(text, str) and text.startswith("file://"):
+        text = unquote(urlparse(text).path)
     return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises RuntimeError there)
 
 

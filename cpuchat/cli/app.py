@@ -91,7 +91,7 @@ def initial_model(library: Library, wanted: str | None, chosen: Settings, values
     ModelNotFound: `wanted` is not there, or not even the demo model is.
     """
     if wanted:
-        return library.resolve(wanted)
+        return library.resolve(wanted, options.tell_choice)
     last = chosen.model.last
     if (served := last_on_server(last)) is not None:
         if (option := options.worker_option(values)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 from pathlib import Path
 from time import monotonic
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import CpuchatError, Disturbed, Interrupted, UsageError, from_code
-from cpuchat.cli.options import file_option, overridden, setting
+from cpuchat.cli.options import file_option, overridden, setting, tell_choice
 from cpuchat.cli.output import is_terminal, json_line, print_json
 from cpuchat.cli.question import TextCommand, compose, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput, paragraph
@@ -76,8 +77,8 @@ def compare(
     chosen = overridden(values)
     if system is not None:
         chosen.chat.system_prompt = system
-    library = Library(chosen.model.folders)
-    sides = parse_side(a, library.resolve), parse_side(b, library.resolve)
+    resolve = functools.partial(Library(chosen.model.folders).resolve, tell=tell_choice)
+    sides = parse_side(a, resolve), parse_side(b, resolve)
     for side in sides:
         side.settings(chosen)  # refuses wrong values before anything is loaded
     text = " ".join(prompt)
@@ -228,9 +229,9 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
     their distributions diverge (KLD).
     """
     chosen = overridden(values)
-    library = Library(chosen.model.folders)
+    resolve = functools.partial(Library(chosen.model.folders).resolve, tell=tell_choice)
     texts = () if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),)
-    measurement = QualityMeasurement(library.resolve(base), [library.resolve(other) for other in others], texts)
+    measurement = QualityMeasurement(resolve(base), [resolve(other) for other in others], texts)
     terminal, stopped = TerminalOutput(quiet=as_json), False
     placement = place(read_topology(), PlacementSpec.of(chosen))
     try:

@@ -173,7 +173,12 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     """
     from cpuchat.models.library.library import Library
 
-    return Library(chosen.model.folders).resolve(spec or last_here(chosen.model.last) or DEMO)
+    return Library(chosen.model.folders).resolve(spec or last_here(chosen.model.last) or DEMO, tell_choice)
+
+
+def tell_choice(words: str) -> None:
+    """Say which file of a model was taken."""
+    click.echo(f"cpuchat: {words}", err=True)
 
 
 def keeping_backend(chosen: Settings) -> LocalBackend:

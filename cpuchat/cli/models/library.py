@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import is_terminal, print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_table
 from cpuchat.config import settings
@@ -108,17 +110,18 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
 
 def find_model(library: Library, spec: str, *, whole: bool = False) -> LocalModel:
     """Return the model that `spec` names as `models list` does, damaged ones too, by its path, or, unless its `whole`
-    name is wanted, by a part of it that no other file has. Raises ModelNotFound."""
+    name is wanted, as all commands take it. Raises ModelNotFound."""
     found, path = library.local_models(), paths.expanded(spec).absolute()
     for model, name in zip(found, specs_of(found), strict=True):
         if spec == name or path == model.path.absolute():
             return model
-    files = [model for group in library.matching(spec) for model in group]
-    if len(files) == 1 and not whole:
-        return files[0]
+    if not whole:
+        path = library.resolve(spec, tell_choice)
+        if (known := next((model for model in found if model.path == path), library.at(path))) is not None:
+            return known
     hint = "Name it as in the last column of `cpuchat models list`."
-    if files:
-        raise ModelNotFound(f"{spec} is a part of {', '.join(specs_of(files))}.", hint)
+    if files := [model for group in library.matching(spec) for model in group]:
+        raise ModelNotFound(f"{spec} is a part of {', '.join(map(shlex.quote, specs_of(files)))}.", hint)
     raise ModelNotFound(f"There is no model {spec} in the list.", hint)
 
 
@@ -146,7 +149,7 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
     ModelNotFound: it is neither local nor the name of a repository; HubError and its kinds; ModelDamaged.
     """
     try:
-        return read_model(Library(folders).resolve(spec))
+        return read_model(Library(folders).resolve(spec, tell_choice))
     except ModelNotFound as error:
         missing = error
     if spec.lower().endswith(".gguf") and "://" not in spec:
@@ -212,7 +215,7 @@ def _row(model: LocalModel, name: str, spec: str, tuned: TunedMachine) -> tuple[
         size(model.size),
         _speed(model, tuned) if is_sound else "",
         time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
-        f"{spec} ({remark})" if remark else spec,
+        f"{shlex.quote(spec)} ({remark})" if remark else shlex.quote(spec),
     )
 
 
@@ -244,11 +247,11 @@ def delete_model(spec: str, yes: bool) -> None:
     library = Library(settings.load().model.folders)
     deletion = library.deletion(find_model(library, spec, whole=True))
     if deletion.refused:
-        raise UsageError(f"{deletion.model.name} was not deleted. {deletion.refused}")
+        raise UsageError(f"{shown_name([deletion.model])} was not deleted. {deletion.refused}")
     if not yes:
         if not is_terminal(sys.stdin):
             raise UsageError("Refusing to delete without --yes.", "Add --yes to confirm.")
-        click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
+        click.echo(f"Deleting {clean_line(shown_name([deletion.model]))} frees {size(deletion.freed)}:", err=True)
         for line in (*(f"delete {file}" for file in deletion.files), *deletion.stays):
             click.echo(f"  {clean_line(line)}", err=True)
         if not click.confirm("Delete?", err=True):

@@ -11,6 +11,7 @@ import msgspec
 from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
+from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
@@ -83,7 +84,7 @@ def quantize(
         return _list_types()
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
-    wanted, path = quant_type(kind), library.resolve(source)
+    wanted, path = quant_type(kind), library.resolve(source, tell_choice)
     matrices = MatrixTypes(*(quant_type(text).tensor if text else "" for text in (output, embedding)))
     if out is None or is_folder(out):
         out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library), matrices)
@@ -154,10 +155,10 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     """
     chosen = settings.load()
     library = Library(chosen.model.folders)
-    path = library.resolve(target)
+    path = library.resolve(target, tell_choice)
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
-    other = library.resolve(draft)
+    other = library.resolve(draft, tell_choice)
     verdict, expected, lighter = check_files(path, other), None, ""
     if verdict.ok:
         header = read_model(other)

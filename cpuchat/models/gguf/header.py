@@ -27,7 +27,9 @@ _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
 # general.type (GGUFType of gguf-py) of files used with a model
 _COMPANIONS = {"mmproj": "a multimodal projector", "adapter": "a LoRA adapter", "imatrix": "an importance matrix"}
-_FORMAT = re.compile(r"[\s_-]+gguf$", re.IGNORECASE)
+_FORMAT = re.compile(r"(^|[\s_-]+)gguf$", re.IGNORECASE)
+_WORDS, _SIZED = re.compile(r"[^\W\d_]+"), re.compile(r"\d[bm](?![^\W_])", re.IGNORECASE)
+_PART = re.compile(r"-\d{5}-of-\d{5}$", re.IGNORECASE)
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-(?P<of>of)-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
 
@@ -65,11 +67,11 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def name(self) -> str:
-        """`general.name`, or the file's name; cleaned for display, without "GGUF" of a repository. A file that is named
-        by its content, as in Ollama's store, is called by its architecture."""
-        name = clean_line(self.text("general.name"))
-        stem = self.architecture if is_content(self.path) else self.path.stem
-        return _FORMAT.sub("", name) or name or clean_line(stem)
+        """`general.name`, or the file's name where that tells more; cleaned for display, without "GGUF" of a
+        repository. A file that is named by its content, as in Ollama's store, is called by its architecture."""
+        name = _FORMAT.sub("", clean_line(self.text("general.name")))
+        stem = self.architecture if is_content(self.path) else _PART.sub("", self.path.stem)
+        return telling_name(name, clean_line(stem))
 
     @property
     def n_params(self) -> int:
@@ -295,6 +297,14 @@ def read_model(path: Path) -> GGUFHeader:
 
 
 @functools.lru_cache(256)
+def telling_name(name: str, other: str) -> str:
+    """Return `name` of a header, or the `other` one that its file has: where it is none, a folder in which the model
+    was made, or has neither a size nor a word of the other one, which has a size (`KL0.099` of `Qwen3.5-27B-Q8_0`)."""
+    name = name.rpartition("/")[2] if name.startswith(("/", ".")) else name
+    words, others = (set(_WORDS.findall(one.lower())) for one in (name, other))
+    return name if words and (words & others or _SIZED.search(name) or not _SIZED.search(other)) else other
+
+
 def known_as(source: Source) -> str:
     """Return the name of a model as people know it: the name that Ollama has for it, else the file's name without its
     ending; of a file that is named by its content alone, what its header says. It is read once."""
@@ -303,7 +313,7 @@ def known_as(source: Source) -> str:
     if is_content(source) and not ollama_name(source):
         with contextlib.suppress(CpuchatError, OSError):
             return read_model(source).name
-    return ollama_name(source) or clean_line(source.stem)
+    return ollama_name(source) or clean_line(_PART.sub("", source.stem))
 
 
 def join_parts(parts: Sequence[GGUFHeader]) -> GGUFHeader:

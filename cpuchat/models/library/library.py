@@ -7,14 +7,14 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
-from cpuchat.base.text import folded
+from cpuchat.base.text import clean_line, folded
 from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix, without_quantization
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
@@ -44,7 +44,8 @@ from cpuchat.models.ollama import file_name, is_content
 _USUAL_FOLDER = "~/models"
 _BROWSER_FOLDER = "~/Downloads"
 _MAX_NAMED = 6  # models that a message lists
-_MAX_BELOW, _MAX_FOLDERS = 200, 2_000  # models, and folders with them, that are described before one is added
+MAX_BELOW, _MAX_FOLDERS = 200, 2_000  # models, and folders with them, that are described before one is added
+Tell = Callable[[str], None]
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 
 
@@ -108,6 +109,15 @@ def _ambiguous(spec: str, groups: list[list[LocalModel]]) -> ModelNotFound:
     return ModelNotFound(f"{spec} names {len(groups)} models: {_listed(names)}.", "Give more of the name.")
 
 
+def _tell_choice(spec: str, path: Path, files: list[LocalModel], tell: Tell) -> None:
+    """`qwen is Qwen2.5 Coder 1.5B Q4_K_M, one of 2 files here. Others: qwen:Q8_0.`"""
+    for taken in (one for one in files if one.path == path and len(files) > 1):
+        others = sorted({one.quantization for one in files} - {taken.quantization}, key=rank)
+        more = f" Others: {', '.join(f'{spec}:{kind}' for kind in others)}." if others else ""
+        name = f"{without_quantization(taken.name)} {taken.quantization}"
+        tell(clean_line(f"{spec} is {name}, one of {len(files)} files here.{more}"))
+
+
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return f"{', '.join(names[:_MAX_NAMED])}{more}"
@@ -137,7 +147,7 @@ class Library:
 
     def in_folder(self, folder: Path) -> list[LocalModel]:
         """Return the models below `folder`, which need not be one of the user's: of very many, some."""
-        return self._summaries.models(itertools.islice(folder_places(folder, _MAX_FOLDERS), _MAX_BELOW))
+        return self._summaries.models(itertools.islice(folder_places(folder, _MAX_FOLDERS), MAX_BELOW))
 
     def opened(self, path: Path) -> None:
         """Record that `path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
@@ -158,11 +168,11 @@ class Library:
             for model, usage in models
         ]
 
-    def resolve(self, spec: str) -> Path:
+    def resolve(self, spec: str, tell: Tell = lambda words: None) -> Path:
         """Return the file that `spec` names: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
         "owner/name:QUANT"; the name that Ollama has for it; the name of a file; or a part of a model's name that no
-        other model has, also with ":QUANT". Raises ModelNotFound: nothing matches, or several models do, which it
-        lists; the hint names what is close and what to do."""
+        other model has, also with ":QUANT". Of a model in several files the usual one is taken, which it may `tell`.
+        Raises ModelNotFound: nothing matches, or several models do, which it lists; the hint names what is close."""
         spec = spec.strip()
         if spec in DEMO_FILES:
             path = paths.demo_dir() / DEMO_FILES[spec]
@@ -188,22 +198,27 @@ class Library:
         if match is not None:
             cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
             if cached:
-                return self._quantization_of(match["repo"], cached, match["quant"])
+                return self._quantization_of(match["repo"], cached, match["quant"], tell)
         places = list(self.places(copies=True))  # each has a name that people know
-        names = {folded(name): one.path for one in reversed(places) for name in (one.path.name, one.path.stem)}
-        if (path := names.get(folded(spec))) is not None:
-            return path
+        named = [one.path for one in places if folded(spec) in (folded(one.path.name), folded(one.path.stem))]
+        if len({path.stat().st_size for path in named if path.is_file()}) > 1:
+            raise ModelNotFound(f"{spec} names {len(named)} files: {_listed(list(map(str, named)))}.", "Give a path.")
+        if named:
+            return named[0]
         if match is not None and (same := [place for place in places if place.repo.lower() == match["repo"].lower()]):
-            return self._quantization_of(match["repo"], same, match["quant"])
+            return self._quantization_of(match["repo"], same, match["quant"], tell)
         if "/" not in spec and (groups := self.matching(spec)):
             if len(groups) > 1:
                 raise _ambiguous(spec, groups)
-            return _still_there(min(groups[0], key=lambda model: rank(model.quantization)).path, groups[0][0].alias)
+            taken = min(groups[0], key=lambda model: rank(model.quantization))
+            _tell_choice(spec, taken.path, groups[0], tell)
+            return _still_there(taken.path, taken.alias)
         if empty is not None:
             raise empty
         if spec.startswith(("/", "~", "./", "../")):
             raise ModelNotFound(f"There is no file {spec} that can be read.", "Check the path.")
-        known = (*names, *ollama, *DEMO_FILES, *(place.repo.lower() for place in places))
+        stems, repos = (folded(one.path.stem) for one in places), (one.repo.lower() for one in places)
+        known = (*stems, *ollama, *DEMO_FILES, *repos)
         close = difflib.get_close_matches(spec.lower(), filter(None, known), n=3, cutoff=0.5)
         hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
         if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
@@ -228,7 +243,7 @@ class Library:
             return []
         return [model for model in self._summaries.models(self.places()) if is_named(model, words)]
 
-    def _quantization_of(self, repo: str, places: list[LocalFile], quant: str | None) -> Path:
+    def _quantization_of(self, repo: str, places: list[LocalFile], quant: str | None, tell: Tell) -> Path:
         """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
         # By its name it is a model, and by its header where that says more.
         models = [(place, self._summaries.model(place)) for place in places if role_of(place.name_in_repo) == "model"]
@@ -240,7 +255,9 @@ class Library:
             )
         named = [(quantization_of(place.name_in_repo), place) for place, _ in models]
         if quant is None:
-            return min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
+            path = min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
+            _tell_choice(repo, path, [model for _, model in models if model is not None], tell)
+            return path
         wanted = quant.upper()
         fitting = [place.path for name, place in named if name == wanted]
         fitting += [place.path for name, place in named if without_prefix(name) == wanted]

@@ -5,13 +5,9 @@ The Hugging Face cache is walked directly: importing huggingface_hub costs more 
 layout is that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds
 links to the files of `blobs/`, where a partial download is called `*.incomplete`.
 
-Other programs keep models, too. Nothing there is ever changed.
-
-- Ollama: `models.ollama` reads its stores. The installer's service keeps them in the home of the user `ollama`,
-  packages of distributions in /var/lib/ollama; OLLAMA_MODELS in its unit moves them.
-- LM Studio: PUBLISHER/REPOSITORY/FILE.gguf below its folder, which its settings may have moved.
-- llama.cpp: OWNER_REPOSITORY_FILE.gguf beside manifest=OWNER=REPOSITORY=TAG.json; newer versions use the Hugging
-  Face cache, or make one of LLAMA_CACHE (common/download.cpp and common/hf-cache.cpp of llama.cpp).
+In the stores of other programs nothing is ever changed. LM Studio has PUBLISHER/REPOSITORY/FILE.gguf below its folder.
+llama.cpp has OWNER_REPOSITORY_FILE.gguf beside manifest=OWNER=REPOSITORY=TAG.json; newer versions use the Hugging Face
+cache, or make one of LLAMA_CACHE (common/download.cpp and common/hf-cache.cpp of llama.cpp).
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
 from cpuchat.models import ollama
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
-from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts, telling_name
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unsupported
 from cpuchat.models.traffic import model_work
@@ -48,6 +44,7 @@ Source = Literal["demo", "huggingface", "folder"] | Store
 STORES: dict[Store, str] = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp"}
 """What people call these programs."""
 
+# In the home of the user `ollama` as its installer has it, or as packages of distributions.
 _OLLAMA_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama")
 _MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=.*\.json")
 
@@ -55,10 +52,9 @@ _MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=.*\.json")
 class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a model's header for lists. Sizes in bytes, of all parts of a split model.
 
-    `n_params_active` are the parameters that one token uses: all of them, except for experts that it is not sent to.
-    `work` is that of its passes. A "head" only predicts further tokens for a model in
-    another file. `damaged`: what is wrong with it, or why it cannot be loaded; `unsupported`: it is intact, but the
-    engine cannot run it. `name` "": not a language model."""
+    `n_params_active` are the parameters that one token uses: all but experts that it is not sent to. `work` is that of
+    its passes. A "head" only predicts further tokens for a model in another file. `damaged`: what is wrong with it, or
+    why it cannot be loaded; `unsupported`: it is intact, but the engine cannot run it. `name` "": no language model."""
 
     name: str = ""
     architecture: str = ""
@@ -79,10 +75,7 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
 class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     """One model on this machine.
 
-    `path` is its first file, `parts` how many there are, `projector` the multimodal projector beside it. `repo` is
-    "owner/name" for files that come from Hugging Face, where that is known, else "". `alias` is a name that finds it,
-    such as `qwen2.5-coder:7b` of Ollama, "" for most.
-
+    `path` is its first file, `parts` how many there are; `source`, `repo`, `alias` and `projector` as of `LocalFile`.
     `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
     last reached here, `drafted_tok_s` an answer with drafts (0: not measured)."""
 
@@ -120,7 +113,7 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted.
 
     `alias` is the name that Ollama lists (`qwen2.5-coder:7b`), or that of a demo model; `repo` "owner/name" on Hugging
-    Face, where that is known. Of Ollama's, the file may be missing."""
+    Face, where that is known; `projector` the multimodal projector beside it. Of Ollama's, the file may be missing."""
 
     path: Path
     source: Source
@@ -237,7 +230,7 @@ def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
 
     def place(group: list[LocalModel]) -> tuple[object, ...]:
         one, name = group[0], shown_name(group).rpartition("/")[2]
-        return bool(one.damaged), only_drafts(one), one.source == "demo", natural(name)
+        return bool(one.damaged), only_drafts(one), one.source == "demo", natural(name), natural(one.path.stem)
 
     return sorted(groups, key=place)
 
@@ -251,7 +244,9 @@ def natural(name: str) -> list[tuple[bool, float, str]]:
 def shown_name(group: list[LocalModel]) -> str:
     """Return the name of a model by its files: that of the program which keeps it, if there is one file alone."""
     one = group[0]
-    return one.alias if one.alias and len(group) == 1 and one.source != "demo" else one.name
+    if len(group) > 1:
+        return without_quantization(one.name)
+    return one.alias if one.alias and one.source != "demo" else one.name
 
 
 def only_drafts(model: LocalModel) -> bool:
@@ -446,7 +441,7 @@ def unavailable(chosen: Iterable[str | Path] = ()) -> list[str]:
     return found
 
 
-_VERSION = 100 * COST_MODEL + 10
+_VERSION = 100 * COST_MODEL + 11
 _MAX_NAME = 200
 
 
@@ -498,8 +493,9 @@ class SummaryCache:
             return None
         known = {name: getattr(cached.summary, name) for name in HeaderSummary.__struct_fields__}
         model = msgspec.structs.replace(base, **known)
-        if place.alias and model.name == model.architecture:  # a header without a name
-            model = msgspec.structs.replace(model, name=place.alias)
+        if place.source == "ollama":  # whose file has no name
+            name = "" if model.name == model.architecture else model.name
+            model = msgspec.structs.replace(model, name=telling_name(name, place.alias))
         if cached.checksum_error:
             return msgspec.structs.replace(model, damaged=model.damaged or cached.checksum_error, unsupported=False)
         return model

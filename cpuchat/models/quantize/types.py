@@ -26,7 +26,7 @@ from cpuchat.base.processes import python_command
 from cpuchat.costs.model import BITS, bytes_read, pass_cost
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import LAYER_TABLE, gigabytes
-from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRECISE, TensorInfo
 from cpuchat.models.library.places import LocalModel, is_inside
 from cpuchat.models.ollama import file_name
@@ -154,8 +154,6 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: 
     """Return `<model>-Q4_K_M.gguf` in `folder`: the source's name with its quantization and part number replaced, and
     the types of its matrices before that (`<model>-output-Q4_0-Q4_K_M.gguf`)."""
     stem = re.sub(r"[/:]+", "-", known_as(source.path))
-    if split_parts(source.path):
-        stem = stem.rpartition("-of-")[0].rpartition("-")[0]
     stem = re.sub(rf"[-._]{re.escape(source.quantization)}\Z", "", stem, flags=re.IGNORECASE)
     for matrix, own in msgspec.structs.asdict(matrices).items():
         stem += f"-{matrix}-{own}" if own else ""

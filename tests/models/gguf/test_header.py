@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelNotFound, ModelUnsupported
-from cpuchat.models.gguf.header import read_header, read_model, split_parts
+from cpuchat.models.gguf.header import read_header, read_model, split_parts, telling_name
 from cpuchat.models.gguf.parse import LazyArray
 from tests.models.library.files import part
 from tests.support.tiny_gguf import finish
@@ -77,6 +77,14 @@ def test_agrees_with_the_reference_reader(sound: Path) -> None:
         else:
             assert value == expected, key
     assert set(other.fields) - set(header.metadata) == {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"}
+
+
+def test_a_name_that_tells_nothing_gives_way_to_that_of_the_file() -> None:
+    for name in ("", "gguf", ".", "../out/", "KL0.099", "Hf Model", "/work/7"):
+        assert telling_name(name, "Qwen3.5-27B-Q8_0") == "Qwen3.5-27B-Q8_0"
+    for name, file in (("Phi 2", "phi-2.Q4_K_M"), ("Hermes", "small"), ("Qwen3 8B", "m-7b"), ("模型", "m")):
+        assert telling_name(name, file) == name
+    assert telling_name("/data/hermes-13b", "m-13b") == "hermes-13b"
 
 
 def test_what_it_says_about_the_model(sound: Path) -> None:

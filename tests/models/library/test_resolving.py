@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.models.library.files import cached, part
 
 def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(cache=tmp_path / "none")
-    assert library.resolve(str(model)) == model
+    assert library.resolve(str(model)) == library.resolve(f"file://{model}") == model
     assert library.resolve(str(model.parent)) == model
     monkeypatch.setenv("HOME", str(model.parent))
     assert library.resolve("~/m.gguf") == model
@@ -61,7 +62,9 @@ def test_resolve_a_repository(no_demo: Path, tmp_path: Path, model: Path) -> Non
     library = Library(cache=cache)
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF") == q8
     k_m = cached(cache, "Qwen/Qwen2.5-0.5B-GGUF", "qwen-q4_k_m.gguf", model)
-    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF") == k_m
+    told: list[str] = []
+    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF", told.append) == k_m
+    assert re.fullmatch("Qwen/Qwen2.5-0.5B-GGUF is .* Q8_0, one of 2 files here.", told.pop())  # as their headers say
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q8_0") == q8
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:q4_k_m") == k_m
     assert library.resolve("qwen/qwen2.5-0.5b-gguf") in (q8, k_m)
@@ -93,8 +96,9 @@ def test_a_head_is_never_taken_for_the_model(no_demo: Path, tmp_path: Path, mode
 
 @pytest.mark.parametrize("spec", ["", "a" * 5000, "models--x/../../etc", "\0"])
 def test_odd_specifications_are_refused(no_demo: Path, tmp_path: Path, spec: str) -> None:
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ModelNotFound) as caught:
         Library(cache=tmp_path / "none").resolve(spec)
+    assert spec or "Did you mean" not in caught.value.hint
 
 
 def test_a_very_deep_folder_ends_no_search(no_demo: Path, tmp_path: Path, model: Path) -> None:

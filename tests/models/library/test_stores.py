@@ -14,6 +14,7 @@ from cpuchat.models.gguf.header import known_as, read_model
 from cpuchat.models.library import places
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import grouped, natural
+from cpuchat.models.synthetic.model import write_model
 from tests.models.library.files import cached
 from tests.support.stores import llama_cpp, lmstudio, ollama
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -217,12 +218,6 @@ def test_a_hard_link_is_the_same_model(home: Path, model: Path) -> None:
     assert Library().resolve("a/b") == file
 
 
-def test_an_empty_name_has_nothing_near() -> None:
-    with pytest.raises(ModelNotFound) as caught:
-        Library().resolve("")
-    assert "Did you mean" not in caught.value.hint
-
-
 def test_what_a_browser_saved_is_listed_but_neither_searched_below_nor_deleted(
     home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,10 +256,21 @@ def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
         library.resolve("qwen")
     assert caught.value.hint == "Give more of the name."
     lmstudio(home, "a/c", "qwen3-8b-q8_0-from-q4.gguf", model)
-    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 models: qwen3-8b-q8_0-from-q4, qwen3-8b-F32\."):
+    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 models: qwen3-8b-F32, qwen3-8b-q8_0-from-q4\."):
         library.resolve("qwen3")
     (home / ".lmstudio" / "models" / "a" / "c" / "qwen3-8b-q8_0-from-q4.gguf").unlink()
     assert library.resolve("QWEN3").name == "qwen3-8b-F32.gguf"
+    again = lmstudio(home, "a/d", "qwen3-8b-F32.gguf", tiny_model)
+    assert library.resolve("qwen3-8b-F32").parent != again.parent  # the same file
+    again.write_bytes(model.read_bytes())
+    with pytest.raises(ModelNotFound, match=r"qwen3-8b-F32 names 2 files: /.*/a/b/.*, /.*/a/d/"):
+        library.resolve("qwen3-8b-F32")
+    again.unlink()
+    told: list[str] = []
+    for file in (model, write_model(home / "c.gguf", "tiny", "Q4_0")):
+        lmstudio(home, "a/e", f"coder-{read_model(file).quantization}.gguf", file)
+    assert library.resolve("synthetic", told.append).name == "coder-Q4_0.gguf"
+    assert told == ["synthetic is synthetic tiny Q4_0, one of 2 files here. Others: synthetic:Q8_0."]
     for nothing in ("llama", "lmstudio", "qwen3:q4_0"):  # the architecture, a folder, a type that is not here
         with pytest.raises(ModelNotFound, match="no model"):
             library.resolve(nothing)
