@@ -48,6 +48,7 @@ from cpuchat.models.fit import MemoryNeed, draft_memory, kv_by_window, kv_cells,
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit, usual_need
@@ -239,8 +240,8 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model in a quantization. `size`: bytes of its file; `kv_rows`: bytes of KV cache for a token, by the sliding
     window of the layers (0: none); `n_ctx_train`: 0 where not known.
 
-    `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
-    file here, "" for none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`)."""
+    `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its file here, "" for
+    none. `longest`: tokens of the longest pass over a draft of it (`HeadSequence.max_draft`)."""
 
     name: str
     quantization: str
@@ -261,7 +262,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> PlannedModel:
     """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size; with its
     quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded. Raises
-    UsageError: unknown or ambiguous, or an unknown quantization, with the nearest as its hint; ModelDamaged,
+    ModelNotFound: unknown or ambiguous, or an unknown quantization, with the nearest as its hint; ModelDamaged,
     ModelUnsupported: it is a file that cannot be read."""
     text = wanted.strip()
     if (whole := _known(text, "", catalog, chosen)) is not None:  # names may have blanks, paths colons
@@ -270,28 +271,25 @@ def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> P
     try:
         name, quantization = _divided(text)
     except UsageError as error:  # or it is a name of Ollama's: `qwen3:8b`
-        problem = error
+        problem = ModelNotFound(error.message, error.hint)
     if quantization and (planned := _known(name, quantization, catalog, chosen)) is not None:
         return planned
     try:
         return from_header(read_model(Library(chosen.model.folders).resolve(text)), options=chosen.load_options())
-    except ModelNotFound:
-        if problem is not None:
-            raise problem from None
-        if name.lower().endswith(".gguf"):
-            raise
+    except ModelNotFound as error:
+        if problem is not None or name.lower().endswith(".gguf"):
+            raise problem or error from None
+        missing = error.message
     words = _words(name) or {name}
     found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
     if len(found) == 1:
         return models_here(catalog, chosen, quantization).get(found[0].id) or from_catalog(found[0], quantization)
     if found:
-        raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
-    ids = [*_SIZES, *(entry.id for entry in catalog.models)]
+        raise ModelNotFound(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
+    ids = [*_SIZES, *DEMO_FILES, *(entry.id for entry in catalog.models)]
     near = difflib.get_close_matches(name.lower(), ids, n=3, cutoff=0.4)
     hint = f"Did you mean {_choices(near)}? " if near else ""
-    raise UsageError(
-        f"Unknown model {name!r}.", f"{hint}Give a GGUF file, an id of `cpuchat models catalog`, or a size such as 70b."
-    )
+    raise ModelNotFound(missing, f"{hint}Give a GGUF file, an id of `cpuchat models catalog`, or a size such as 70b.")
 
 
 def _known(name: str, quantization: str, catalog: Catalog, chosen: Settings) -> PlannedModel | None:

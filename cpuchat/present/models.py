@@ -343,8 +343,10 @@ def doubt(machine: Machine | None) -> str:
         return ""
     if machine.profile is None:
         return f"no speeds: {machine.peak_source}"
+    if machine.rough and machine.at_least:  # as all figures say of this bandwidth
+        return "speeds may be higher: `cpuchat probe` when idle"
     rough = f"±{100 * ROUGH:.0f} %" if machine.rough else "rough"
-    return f"speeds are {rough} until measured: `cpuchat probe`, 30 s"
+    return f"speeds are {rough} until measured: `cpuchat probe`"
 
 
 def key_of(model: RepoModel) -> str:

@@ -121,12 +121,13 @@ def _shared(plan: CapacityPlan) -> Lines:
         return []
     if users.value < 1:
         return [("users", f"0 at {tok_s:g} tok/s each: one chat alone does not reach that")]
-    span = f"{users.low:.0f}–{users.high:.0f}"
     limit = f", memory for {plan.users_by_memory}" if plan.users_by_memory <= users.high else ""
     together = f"{rates(plan.shared_tok_s)} tok/s together"
-    found = [("users", f"{users.value:.0f} ({span}) at {tok_s:g} tok/s each, {together}{limit}")]
+    found = [("users", f"{rates(users, '{:.0f}'.format)} at {tok_s:g} tok/s each, {together}{limit}")]
     if users.value >= 2:
-        found.append(("", f"with `cpuchat serve --parallel`, up to {MAX_PARALLEL} at once, or llama-server or vLLM"))
+        more = "; llama-server and vLLM answer more" if users.value > MAX_PARALLEL else ""
+        at_once = min(round(users.value), MAX_PARALLEL)
+        found.append(("", f"`cpuchat serve --parallel {at_once}` answers {at_once} at once{more}"))
     return found
 
 

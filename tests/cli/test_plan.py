@@ -44,9 +44,3 @@ def test_a_model_on_all_machines_and_the_machines() -> None:
     rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]
     assert rates == sorted(rates, reverse=True) and len(rates) >= 11
     assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in run("plan", "--machines").stdout
-
-
-def test_the_bundled_demo_model_with_its_draft_model() -> None:
-    done = run("plan", "demo")
-    assert done.returncode == 0, done.stderr
-    assert "draft model  cpuchat demo draft 1M" in done.stdout

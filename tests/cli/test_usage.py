@@ -98,7 +98,7 @@ def test_a_user_that_the_system_does_not_know_has_a_home(
     assert os.environ["HOME"] == "/"
 
 
-@pytest.mark.parametrize("line", [["tune", "demoo"], ["why", "demoo"], ["compare", "demo", "demoo", "q"]])
+@pytest.mark.parametrize("line", [["tune", "demoo"], ["plan", "demoo"], ["compare", "demo", "demoo", "q"]])
 def test_a_model_that_is_not_there_ends_with_3(line: list[str]) -> None:
     done = run(*line)
     assert done.returncode == 3 and "There is no model 'demoo'" in done.stderr and "Did you mean demo" in done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import UsageError
+from cpuchat.base.errors import ModelNotFound
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import load_catalog
@@ -66,15 +66,15 @@ def test_a_file_counts_by_its_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message", "hint"),
     [
-        ("71b", "Unknown model '71b'", "70b"),
-        ("lama-3.3-70b-instruct", "Unknown model", "llama-3.3-70b-instruct"),
-        ("qwen3-8:Q4_K_M", "ambiguous|Unknown", "qwen3-8b"),
+        ("71b", "no model '71b'", "70b"),
+        ("lama-3.3-70b-instruct", "no model", "llama-3.3-70b-instruct"),
+        ("qwen3-8:Q4_K_M", "ambiguous|no model", "qwen3-8b"),
         ("nobody:1.5b", "no quantization '1.5B'", "--list"),
         ("70b:Q4_K_X", "no quantization", "Q4_K"),
         ("llama-3", "ambiguous", "more"),
     ],
 )
 def test_unknown_models_get_the_nearest_names(wanted: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(ModelNotFound, match=message) as error:
         find_model(wanted, CATALOG)
     assert hint in error.value.hint

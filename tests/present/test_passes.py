@@ -34,10 +34,10 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
     ("facts", "words"),
     [
         ({"probed": True}, ""),
-        ({}, "speeds are rough until measured: `cpuchat probe`, 30 s"),
-        ({"estimated": True}, "speeds are ±50 % until measured: `cpuchat probe`, 30 s"),
-        ({"at_least": True}, "speeds are ±50 % until measured: `cpuchat probe`, 30 s"),
-        ({"estimated": True, "fitted": True}, "speeds are rough until measured: `cpuchat probe`, 30 s"),  # by chats
+        ({}, "speeds are rough until measured: `cpuchat probe`"),
+        ({"estimated": True}, "speeds are ±50 % until measured: `cpuchat probe`"),
+        ({"at_least": True}, "speeds may be higher: `cpuchat probe` when idle"),
+        ({"estimated": True, "fitted": True}, "speeds are rough until measured: `cpuchat probe`"),  # by chats
         ({"profile": None, "peak_source": "No core 99."}, "no speeds: No core 99."),
     ],
 )
