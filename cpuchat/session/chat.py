@@ -101,6 +101,11 @@ class ChatSession:
         return source(model.path) if model is not None else None
 
     @property
+    def loading(self) -> Source | None:
+        """Return the model that is being loaded."""
+        return self.source if self.activity is Activity.LOADING else None
+
+    @property
     def messages(self) -> list[StoredMessage]:
         """Return the messages of the open branch, with the answer being written."""
         return self.conversation.messages

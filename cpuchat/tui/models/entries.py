@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
@@ -19,11 +19,12 @@ from cpuchat.base.text import clean_line, folded
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.file_names import without_quantization
 from cpuchat.models.gguf.header import known_as
 from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
-from cpuchat.models.library.library import is_named
+from cpuchat.models.library.library import MAX_BELOW, is_named
 from cpuchat.models.library.places import STORES, LocalModel, grouped, only_drafts, shown_name
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unknown
@@ -110,7 +111,8 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | T
 @dataclass(frozen=True)
 class ModelListEntry:
     """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
-    what it is recommended for. A file of this machine has a `name`, and stands below its `model` if that has several.
+    what it is recommended for. A file of this machine has a `name`, and stands below its `model` if that has several
+    ("" where its quantization tells enough).
     """
 
     key: str
@@ -176,11 +178,13 @@ class ModelListState:
             if one.path.absolute() not in listed:
                 below.append(ModelListEntry(f"path {text}", one))
         if problem == FOLDER:
-            note = units.plural(len(models), "model") if typed.models is not None else "reading…"
+            more = " or more" if len(models) >= MAX_BELOW else ""
+            note = f"{units.plural(len(models), 'model')}{more}" if typed.models is not None else "reading…"
             folder = ModelListEntry("folder", TypedFolder(path, note=note, is_known=typed.is_known))
-            found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in models)
-            return [ModelListSection("", (folder, *found, *below))]
-        file = ModelListEntry(f"local {path}", models[0] if models else TypedFile(path, problem))
+            here = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in models)
+            return [ModelListSection("", (folder, *here, *below))]
+        found, name = (models[0], shown_name([*models])) if models else (TypedFile(path, problem), "")
+        file = ModelListEntry(f"local {path}", found, name=name)
         return [ModelListSection("", tuple(below) if problem and below else (file,))]
 
     def _coming(self, words: list[str]) -> Iterator[ModelListSection]:
@@ -244,23 +248,43 @@ class ModelListState:
 def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry, ...]:
     """Return the files that have `words` in their names, several of one model below its name."""
     found: list[ModelListEntry] = []
-    for group in grouped(models):
-        name, labels = shown_name(group), [_label(model) for model in group]
-        alike = Counter((label, model.quantization) for label, model in zip(labels, group, strict=True))
-        for label, model in zip(labels, group, strict=True):
-            own = label if alike[label, model.quantization] == 1 else known_as(model.path)
-            names = (own, name) if len(group) > 1 else (name, "")
+    alike = Counter(map(shown_name, groups := grouped(models)))
+    for group in groups:
+        name = shown_name(group)
+        name = name if alike[name] == 1 or len(group) > 1 else without_quantization(known_as(group[0].path))
+        for label, model in zip(_labels(group), group, strict=True):
+            names = (label, name) if len(group) > 1 else (name, "")
             if is_named(model, words):
                 found.append(ModelListEntry(f"local {model.path}", model, name=names[0], model=names[1]))
     return tuple(found)
 
 
-def _label(model: LocalModel) -> str:
-    """Return what tells a file from others of the same model: a name that finds it, its publisher, or where it is."""
-    if model.alias or model.source == "huggingface":
-        return model.alias or model.repo.partition("/")[0]
-    if model.source in STORES:
-        return STORES[model.source]
+def _labels(group: list[LocalModel]) -> list[str]:
+    """Return what tells each file of a model from the others beside its quantization: a name that finds it, its
+    publisher or program, what its name has and theirs have not, else where it is."""
+    kinds, names = [model.quantization for model in group], [known_as(model.path) for model in group]
+    stems = [without_quantization(name) for name in names]
+    plain = min(stems, key=len)  # which the others may continue
+    is_begun = all(stem.lower().startswith(plain.lower()) for stem in stems)
+    are_ours = {model.source for model in group} == {"folder"}
+
+    def label(model: LocalModel, stem: str) -> str:
+        if model.alias or model.source == "huggingface":
+            return model.alias or model.repo.partition("/")[0]
+        if model.source in STORES or not are_ours:
+            return STORES[model.source] if model.source in STORES else _folder(model)
+        rest = stem[len(plain) :].lstrip("-._ ") if is_begun else stem
+        return "" if rest.upper() == model.quantization else rest
+
+    found = [label(model, stem) for model, stem in zip(group, stems, strict=True)]
+    for others in (map(_folder, group), names):
+        alike = Counter(zip(found, kinds, strict=True))
+        either = zip(found, others, kinds, strict=True)
+        found = [label if alike[label, kind] == 1 else other for label, other, kind in either]
+    return found
+
+
+def _folder(model: LocalModel) -> str:
     folder = paths.shown(model.path.parent)
     return folder if len(folder) <= _LONGEST_FOLDER else f"…/{model.path.parent.name}"
 
@@ -310,26 +334,26 @@ def problem_at(path: Path) -> str:
 def typed_path(text: str) -> Path | None:
     """Return the file that a typed or pasted text names, or None when it looks like a search.
 
-    Takes what terminals paste when a file is dropped on them: quotes, `file://`, backslash before a space.
+    Takes what terminals paste when a file is dropped on them: quotes, `file://`, backslashes as for a shell.
     """
     text = text.strip()
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+    if is_quoted := len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
-    if text.startswith("file://"):
-        text = unquote(urlparse(text).path)
-    looks_so = text.startswith(("/", "~", "./", "../")) or (text.lower().endswith(".gguf") and os.sep in text)
-    if not looks_so or "://" in text:  # links of the hub are searched there
+    is_file = text.lower().endswith(".gguf") and os.sep in text
+    looks_so = is_file or text.startswith(("/", "~", "./", "../", "file://"))
+    if not looks_so or "://" in text.removeprefix("file://"):  # links of the hub are searched there
         return None
-    return paths.expanded(text.replace("\\ ", " "))
+    return paths.expanded(text if is_quoted else re.sub(r"\\(.)", r"\1", text))
 
 
-HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE, FILES = "○", "●", "◌", "!", "·", "▾"
+HERE, LOADED, LOADING, NOT_HERE, DAMAGED, NOT_ALONE, FILES = "○", "●", "◐", "◌", "!", "·", "▾"
 
 
 def list_rows(
-    sections: list[ModelListSection], predictions: Mapping[str, Prediction], loaded: Source | None
-) -> list[ListRow]:
-    """Return all lines, headings included. `predictions` by key of the entry."""
+    sections: list[ModelListSection], predictions: Mapping[str, Prediction], loaded: Source | None,
+    *, is_loading: bool = False,
+) -> list[ListRow]:  # fmt: skip
+    """Return all lines, headings included. `predictions` by key of the entry; `is_loading`: `loaded` still is."""
     rows: list[ListRow] = []
     for section in sections:
         if section.heading:
@@ -340,6 +364,8 @@ def list_rows(
                 rows.append(ListRow(mark=FILES, name=entry.model))
             over = entry.model
             line = row(entry, predictions.get(entry.key), loaded)
+            if is_loading and line.mark == LOADED and line.columns is not None:
+                line = replace(line, mark=LOADING, columns=(*line.columns[:2], "loading", ""))
             rows.append(replace(line, mark=f"  {line.mark}") if entry.model else line)
         if not section.entries:
             rows.append(ListRow(note=section.note))
@@ -352,13 +378,10 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
     match entry.subject:
         case LocalModel(damaged=str() as problem) as model:
             mark = DAMAGED if model.kind == "model" else NOT_ALONE
-            return ListRow(
-                key, mark, entry.name or model.name, note=problem.removeprefix(f"{file_name(model.path)} "), dim=True
-            )
+            return ListRow(key, mark, entry.name, note=problem.removeprefix(f"{file_name(model.path)} "), dim=True)
         case LocalModel() as model:
             rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed
-            name = entry.name or model.name
-            return _loadable(key, name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
+            return _loadable(key, entry.name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
         case Download() as download:
             return replace(downloads.row(download), key=key)
         case CatalogModel() as model:
@@ -562,7 +585,7 @@ def _memory(known: ModelDetails) -> list[Row]:
 def deletion_question(deletion: Deletion) -> str:
     """Return the question before deleting: what is deleted, what that frees, and what is kept."""
     files = units.plural(len(deletion.files), "file")
-    name = f"{deletion.model.name} {deletion.model.quantization}".rstrip()
+    name = f"{shown_name([deletion.model])} {deletion.model.quantization}".rstrip()
     lines = [f"Delete {name}? {units.size(deletion.freed)} will be freed ({files})."]
     lines += [paths.shown(file) for file in deletion.files[:_MAX_FILES]]
     if len(deletion.files) > _MAX_FILES:

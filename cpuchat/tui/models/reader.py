@@ -11,9 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.config.servers import ServerModel, normalized, running_servers
+from cpuchat.config.servers import ServerModel, Source, normalized, running_servers
 from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import Catalog, CatalogModel, estimate_entry, load_catalog, match_local
 from cpuchat.models.downloads.state import Download
@@ -47,7 +48,8 @@ class ModelsReader:
     def typed(self, text: str, path: Path) -> TypedPath:
         """Return what is at the path that was typed as `text`, but for the models below a folder."""
         problem = problem_at(path)
-        begun = f"{text.rstrip('/')}/" if problem == FOLDER else text
+        plain = text if paths.expanded(text) == path else str(path)  # or in quotes, escaped, a `file://`
+        begun = f"{plain.rstrip('/')}/" if problem == FOLDER else plain
         marks = (mark.removeprefix("@").strip('"') for mark in completions(f"@{begun}", start_folder()))
         shown = tuple(one for one in marks if one.endswith("/") or one.lower().endswith(".gguf"))
         is_known = problem == FOLDER and any(is_inside(path, one) for one in self.library.folders)
@@ -93,13 +95,12 @@ class ModelsReader:
         """Return the header, of all parts of a split model. Raises ModelDamaged, ModelNotFound."""
         return read_model(path)
 
-    def deletion(self, model: LocalModel) -> Deletion:
-        """Return what deleting the model would do. The files of the loaded model are kept, and those that may be its
-        draft model, which is known by its name only.
-        """
-        in_use: list[Path] = []
+    def deletion(self, model: LocalModel, loading: Source | None = None) -> Deletion:
+        """Return what deleting the model would do. The files of the model that is loaded, or is `loading`, are kept,
+        and those that may be its draft model, which is known by its name only."""
+        in_use = [loading] if isinstance(loading, Path) else []
         if (loaded := self.loaded) is not None and not loaded.server:
-            in_use = [Path(loaded.path)] + [
+            in_use += [Path(loaded.path)] + [
                 other.path for other in self.library.local_models()
                 if loaded.draft and (other.name, other.quantization) == (loaded.draft, loaded.draft_quantization)
             ]  # fmt: skip

@@ -105,8 +105,10 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._entries: dict[str, ModelListEntry] = {}
         self._details_timer: Timer | None = None
         self._at_downloads = at_downloads
-        is_demo_loaded = services.loaded_path is None or is_demo(services.loaded_path)
-        self._wanted = f"local {best}" if best is not None and is_demo_loaded else ""
+        self._loading = services.session.loading
+        chosen = self._loading or services.loaded
+        is_demo_chosen = chosen is None or (isinstance(chosen, Path) and is_demo(chosen))
+        self._wanted = f"local {best}" if best is not None and is_demo_chosen else ""
         """Key of what is selected until the user moves the selection."""
 
     def compose_above_list(self) -> ComposeResult:
@@ -167,14 +169,12 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:
-        local: tuple[LocalModel, ...] = ()
-        problem = ""
         try:
-            local = tuple(await asyncio.to_thread(self.reader.local_models))
+            found: dict[str, object] = {"local": tuple(await asyncio.to_thread(self.reader.local_models))}
         except (CpuchatError, OSError) as error:
-            problem = str(error)
+            found = {"local": (), "local_problem": str(error)}
         closed = await asyncio.to_thread(unavailable, self.services.settings.model.folders)
-        self._update(local=local, local_problem=problem, unavailable=tuple(closed))
+        self._update(**{"local_problem": "", **found}, unavailable=tuple(closed))
         self._predict_listed()
 
     @work(exclusive=True, group="catalog")
@@ -194,8 +194,11 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._predict_listed()
 
     def _follow_load(self) -> None:
-        """Update when the load that ran as this screen opened has ended."""
-        model = self.services.conversation.model
+        """Show which model is being loaded, and update when it is."""
+        model, loading = self.services.conversation.model, self.services.session.loading
+        if loading != self._loading:
+            self._loading = loading
+            self.state_changed()
         if model != self.reader.loaded:
             self.reader = dataclasses.replace(self.reader, loaded=model)
             self.refresh_models()  # it frees memory, and may lie in a folder that was not searched
@@ -307,8 +310,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             return
         sections = self.state.sections(self._text)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
-        loaded, listed = self._loaded, self.listed
-        rows = entries.list_rows(sections, self.predictions, loaded)
+        chosen, listed = self._loading or self._loaded, self.listed
+        rows = entries.list_rows(sections, self.predictions, chosen, is_loading=self._loading is not None)
         found = self.state.search.found if self.state.search is not None else None
         if listed.moved and listed.marked in self._entries:
             mark = listed.marked
@@ -318,13 +321,13 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             mark = "folder"
         elif self._wanted in self._entries:
             mark = self._wanted
-        elif isinstance(loaded, Path) and is_demo(loaded):  # who has another model wants that
+        elif isinstance(chosen, Path) and is_demo(chosen):  # who has another model wants that
             subjects = {key: entry.subject for key, entry in self._entries.items()}
             here = [key for key, one in subjects.items() if isinstance(one, LocalModel) and one.source != "demo"]
             fits = [key for key in here if verdict(self.predictions.get(key)) != "too large"]
             mark = next((key for key in (*fits, *map(catalog_key, self.state.catalog.suits)) if key in subjects), "")
         else:
-            mark = f"{'server' if isinstance(loaded, ServerModel) else 'local'} {loaded}"
+            mark = f"{'server' if isinstance(chosen, ServerModel) else 'local'} {chosen}"
         listed.show(rows, mark)
         self.query_one("#list").border_subtitle = doubt(self.machine)
 
@@ -408,7 +411,9 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @work(exclusive=True, group="take")
     async def _take(self, wanted: Source) -> None:
-        if isinstance(wanted, ServerModel):
+        if wanted == self._loading:  # which goes on
+            await self.dismiss_when_on_top(None)
+        elif isinstance(wanted, ServerModel):
             await self.dismiss_when_on_top(wanted)
         else:
             await choose(self, self.services, wanted)
@@ -481,7 +486,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             return
         try:
             with self.services.keys_held():
-                deletion = await asyncio.to_thread(self.reader.deletion, model)
+                deletion = await asyncio.to_thread(self.reader.deletion, model, self._loading)
             if deletion.refused:
                 self.warn(deletion.refused)
             elif await self.confirm("Delete model", entries.deletion_question(deletion), "Delete"):
@@ -508,8 +513,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @work
     async def action_drafts(self) -> None:
-        if self.services.conversation.model is None:
-            self.warn("Load a model first.")
+        if self._loading is not None or self.services.conversation.model is None:
+            self.warn("Draft models are listed once a model is loaded.")
         elif isinstance(self.services.loaded, ServerModel):
             self.warn("The server chooses its draft model: see its options.")
         else:

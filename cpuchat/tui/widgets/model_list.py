@@ -81,30 +81,26 @@ class ModelList(ScrollView, can_focus=False):
         before, self.rows, was_at = self.rows, tuple(rows), self._at
         places = [number for number, row in enumerate(rows) if row.key]
         self._at = next((number for number in places if rows[number].key == mark), places[0] if places else None)
-        if self._arrange() or len(before) != len(rows):
+        self._arrange()
+        if (before, was_at) != (self.rows, self._at):
             self.refresh()
-        else:
-            for number, (old, new) in enumerate(zip(before, rows, strict=True)):
-                if old != new or (self._at != was_at and number in (self._at, was_at)):
-                    self._refresh_row(number)
         if self._at != was_at or len(before) != len(rows):  # a figure that comes scrolls nothing
             self._follow()
         self.post_message(self.Marked())
 
-    def _arrange(self) -> bool:
-        """Lay the rows out in lines; returns whether any has moved."""
+    def _arrange(self) -> None:
+        """Lay the rows out in lines."""
         width, cells = self.scrollable_content_region.width, [row.columns for row in self.rows if row.columns]
         self._width = width
         widths = tuple(
             max(least, *(cell_len(clean_line(row[n])) for row in cells)) if cells else least
             for n, least in enumerate(_NARROWEST)
         )
-        before, self._widths = (self._lines, self._widths), (widths[0], widths[1], widths[2], widths[3])
+        self._widths = widths[0], widths[1], widths[2], widths[3]
         self._lines = [
             (number, part) for number, row in enumerate(self.rows) for part in range(self._height(row, width))
         ]
         self.virtual_size = Size(width, len(self._lines))
-        return before != (self._lines, self._widths)
 
     def _height(self, row: ListRow, width: int) -> int:
         """Return how many lines a row takes: a name is never cut off, so that what is beside it goes below it."""
@@ -131,11 +127,6 @@ class ModelList(ScrollView, can_focus=False):
         fitting = ("  ".join(cells) for cells, least in layouts if width - sum(map(len, cells)) - 8 >= least)
         return next(fitting, kind)
 
-    def _refresh_row(self, number: int) -> None:
-        for y, (row, _) in enumerate(self._lines):
-            if row == number:
-                self.refresh_line(y)
-
     def move(self, lines: int) -> None:
         places = [number for number, row in enumerate(self.rows) if row.key]
         if places and self._at is not None:
@@ -151,10 +142,8 @@ class ModelList(ScrollView, can_focus=False):
             self._set_mark(at)
 
     def _set_mark(self, at: int) -> None:
-        before, self._at, self.moved = self._at, at, True
-        if before is not None:
-            self._refresh_row(before)
-        self._refresh_row(at)
+        self._at, self.moved = at, True
+        self.refresh()
         self._follow()
         self.post_message(self.Marked())
 
@@ -210,7 +199,7 @@ class ModelList(ScrollView, can_focus=False):
         mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
         pieces = [clean_line(row.name)] if height == 1 else _pieces(clean_line(row.name), width - cell_len(mark))
         if part == len(pieces):
-            line = Text.assemble((beside, dim), no_wrap=True)
+            line = Text.assemble("" if row.columns else " " * cell_len(mark), (beside, dim), no_wrap=True)
             line.truncate(width, overflow="ellipsis")
             line.align("right" if row.columns else "left", width)
             return line
@@ -223,7 +212,7 @@ class ModelList(ScrollView, can_focus=False):
             name.append(tag, dim)
         if height > 1:
             return name
-        if row.columns is None and 2 * cell_len(beside) > width:  # only short ones are aligned, like columns
+        if row.columns is None and (row.dim or 2 * cell_len(beside) > width):  # only short ones are aligned
             return name.append(f"  {beside}", dim)
         name.truncate(room, pad=True)
         return name.append(f"  {beside}" if beside else "", dim)

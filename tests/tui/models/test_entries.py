@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from cpuchat.models.catalog import Ranked, ranked
+from cpuchat.models.file_names import quantization_of
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.prediction import estimate
@@ -106,19 +107,32 @@ def test_the_files_of_a_model_stand_below_its_name_and_are_told_apart() -> None:
     shelf = ModelListState(local=(one, other, small, draft, ollama))
     rows = entries.list_rows(shelf.sections(""), {}, None)
     assert [row.name for row in rows] == [
-        "on this machine", "qwen3:8b", "tuned", "tuned-a", "tuned-b", "/m", "only for drafting", "Some draft 0.6B",
+        "on this machine", "qwen3:8b", "tuned", "tuned-a", "tuned-b", "small", "only for drafting", "Some draft 0.6B",
     ]  # fmt: skip
+    larger = msgspec.structs.replace(one, path=Path("/m/other-13b-Q8_0.gguf"), n_params=13)  # of the same name
+    twice = entries.list_rows(ModelListState(local=(one, larger)).sections(""), {}, None)
+    assert [row.name for row in twice] == ["on this machine", "other-13b", "tuned-a"]
     narrowed = entries.list_rows(shelf.sections("tuned-b"), {}, None)
     assert [row.name for row in narrowed if row.key.startswith("local") or row.mark == entries.FILES] == [
         "tuned", "tuned-b",
     ]  # fmt: skip
 
 
-def test_a_folder_with_a_long_path_leaves_room_for_the_figures() -> None:
-    folder = Path("/srv/disks/third/language/models")
-    files = (LocalModel(path=folder / f"{n}.gguf", name="m", source="folder", quantization=n) for n in ("Q8_0", "F16"))
-    rows = entries.list_rows(ModelListState(local=(*files,)).sections(""), {}, None)
-    assert [row.name for row in rows] == ["on this machine", "m", "…/models", "…/models"]
+@pytest.mark.parametrize(
+    ("files", "labels"),
+    [(("m-Q8_0", "m-F16-pure", "M-Q4_0"), ("", "pure", "")), (("a/m-Q4_0", "b/m-Q4_0"), ("…/a", "…/b")),
+     (("Q8_0", "F16"), ("", "")), (("a-Q8_0", "b-F16"), ("a", "b"))],
+)  # fmt: skip
+def test_files_are_told_apart_by_what_their_names_add_else_by_short_folders(
+    files: tuple[str, ...], labels: tuple[str, ...]
+) -> None:
+    folder = Path("/srv/disks/third/language")
+    models = (
+        LocalModel(path=folder / f"{name}.gguf", name="m", source="folder", quantization=quantization_of(name))
+        for name in files
+    )
+    rows = entries.list_rows(ModelListState(local=(*models,)).sections(""), {}, None)
+    assert [row.name for row in rows] == ["on this machine", "m", *labels]
 
 
 def test_the_address_of_a_server_needs_no_scheme_and_a_name_with_a_tag_is_none() -> None:
@@ -149,7 +163,8 @@ def test_texts_of_others_are_cleaned_for_the_pane() -> None:
 def test_what_counts_as_a_path() -> None:
     for text, path in (
         ("qwen 1.5b", None), ("model.gguf", None), ("/a/b.gguf", "/a/b.gguf"), ("'/a/b c.gguf'", "/a/b c.gguf"),
-        ("/a/b\\ c.gguf ", "/a/b c.gguf"), ("file:///a/b%20c.gguf", "/a/b c.gguf"), ("./b.gguf", "b.gguf"),
+        ("/a/b\\ \\(c\\).gguf ", "/a/b (c).gguf"), ("'/a\\ b.gguf'", "/a\\ b.gguf"), ("./b.gguf", "b.gguf"),
+        ("file:///a/b%20c.gguf", "/a/b c.gguf"), ("'/a b/'", "/a b"),
         ("models/b.GGUF", "models/b.GGUF"), ("https://huggingface.co/a/b/blob/main/c.gguf", None),
     ):  # fmt: skip
         assert typed_path(text) == (None if path is None else Path(path))

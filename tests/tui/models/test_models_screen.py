@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cpuchat.base import paths
 from cpuchat.models import machine
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import RecentModels
+from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.models.entries import HubSearch
 from cpuchat.tui.models.quantize import QuantizeScreen
@@ -22,7 +24,7 @@ from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.downloads import download, left_by_the_last_run, model
 from tests.support.models_screen import about, keys, list_of, looked, marked, opened, opened_shelf, settled, type_in
-from tests.support.scripted_backend import MODEL, ScriptedBackend
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -43,15 +45,21 @@ async def test_real_files_are_listed_described_quantized_and_loaded(tmp_path: Pa
         assert (await app.loaded(2))[0].name == tiny_model.name and app.app.screen is app.chat
 
 
-async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
-    async with running(model=None) as app:
+async def test_a_load_that_runs_is_shown_goes_on_at_enter_and_is_seen_to_end(tmp_path: Path) -> None:
+    gate = Gate()
+    async with running(ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])) as app:
+        await app.until(gate.reached.is_set)
         reader = dataclasses.replace(shelf_reader(tmp_path / "no-hub"), loaded=None)
-        await app.app.push_screen(ModelsScreen(app.app.services, reader))
-        screen = await settled(app)
-        assert "●" not in app.screen_text
-        app.chat.load_model(Path(MODEL.path))
+        for again in range(2):
+            await app.app.push_screen(ModelsScreen(app.app.services, reader))
+            screen = await settled(app)
+            assert marked(app) == f"local {MODEL.path}" and "●" not in app.screen_text
+            assert re.search("◐ bartowski .* loading", app.screen_text)
+            await app.press("ctrl+l" if again else "enter")
+        await app.told("once a model is loaded")
+        gate.open()
         await app.until(lambda: "● bartowski" in app.screen_text)
-        assert screen.reader.loaded == app.conversation.model
+        assert screen.reader.loaded == app.conversation.model and len(app.backend.loads) == 1
 
 
 async def test_with_the_demo_alone_what_is_recommended_is_selected() -> None:
