@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from cpuchat.hardware.counters import Kernel
 from cpuchat.hardware.knobs import Knob, container, read_knobs
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, available_within, meminfo
+from cpuchat.hardware.microarchitecture import AVX2
 from cpuchat.hardware.monitor import counter_states
 from cpuchat.hardware.numa.mempolicy import apply, parse_policy
 from cpuchat.hardware.placement.cores import n_sharing_a_core
@@ -147,6 +148,7 @@ class Finding:
 
 UNVERIFIED: Final = "Virtual machine: the topology is unverified"
 """The title of what nobody can do anything about from inside."""
+LOADED: Final = "Other programs use the cores"
 UNMEASURED: Final = "The read bandwidth has not been measured"
 
 
@@ -193,7 +195,7 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
         evidence = f"load average {facts.load:.1f} over the last minute, {n} cores"
         if facts.load > n / 2:
             level: Level = "warning" if facts.load > n else "advice"
-            yield Finding(level, "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
+            yield Finding(level, LOADED, evidence, "Find them with top; stop them or wait.")
         else:
             yield Finding("ok", "other load", evidence)
     if machine.virtual:
@@ -212,6 +214,25 @@ def knobs(facts: DiagnosticFacts) -> Iterator[Finding]:
             if not knob.change:
                 fix = "Not changeable from here: ask the administrator of the machine."
             yield Finding(knob.level, f"{knob.name}: {knob.state}", f"to gain: {knob.worth}", fix)
+
+
+def hidden(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report instructions that every CPU of this kind has and this one does not show: a hypervisor or the firmware
+    hides them. In a virtual machine AVX2 is expected of any x86: hardly a host lacks it."""
+    machine = facts.topology
+    kind, always = machine.microarchitecture
+    if machine.virtual and machine.architecture == "x86_64" and not kind:
+        always = AVX2
+    lacking = always - machine.flags
+    if not lacking or not machine.flags or re.search("Pentium|Celeron", machine.model):
+        return
+    names = [FEATURES[flag] for flag in FEATURES if flag in lacking]
+    fix = "Turn them on in the firmware setup, or update the kernel."
+    if machine.virtual:
+        fix = "Pass the host's CPU through: `-cpu host` in QEMU, host-passthrough in libvirt, type host in Proxmox."
+    what = "The virtual machine hides" if machine.virtual else "The system hides"
+    evidence = f"{kind or machine.cpu_name} usually has {'it' if len(names) == 1 else 'them'}"
+    yield Finding(_level_of(names), f"{what} {', '.join(names)}", evidence, fix)
 
 
 _MATTERS = frozenset({"AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"})
@@ -244,9 +265,13 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     elif not missing:
         yield Finding("ok", "engine built for this CPU", has)
     if missing and (foreign or not module):  # those of a module are a choice
-        level = "problem" if _MATTERS & {*missing} else "warning" if _MATTERS_LESS & {*missing} else "advice"
         evidence = f"the CPU has {', '.join(missing)}; the engine has {has}"
-        yield Finding(level, f"The engine was built without {', '.join(missing)}", evidence, _REBUILD)
+        yield Finding(_level_of(missing), f"The engine was built without {', '.join(missing)}", evidence, _REBUILD)
+
+
+def _level_of(lacking: Collection[str]) -> Level:
+    """Return how much it matters that these features are lacking."""
+    return "problem" if _MATTERS & {*lacking} else "warning" if _MATTERS_LESS & {*lacking} else "advice"
 
 
 _GOOD_SHARE = 0.65
@@ -348,7 +373,7 @@ def _gb(n_bytes: float | None) -> str:
 def examine(facts: DiagnosticFacts, *, beside: bool = False) -> list[Finding]:
     """Return all findings, the worst first. What is unknown on a machine has none. `beside` a model of this program,
     which has a part in the load and in the memory that is taken, these say nothing of other programs."""
-    checks = (engine, cores, others, knobs, bandwidth, nodes, *(() if beside else (room,)), swap)
+    checks = (engine, hidden, cores, others, knobs, bandwidth, nodes, *(() if beside else (room,)), swap)
     facts = replace(facts, load=None) if beside else facts
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

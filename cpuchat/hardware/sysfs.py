@@ -133,6 +133,8 @@ def cpuinfo_values(root: Path) -> dict[str, str]:
         name, colon, value = line.partition(":")
         if colon:
             values.setdefault(name.strip(), value.strip())
+        if name.strip() == "CPU part":  # of big and little cores the big one, which has the higher number
+            values["CPU part"] = max(values["CPU part"], value.strip())
     return values
 
 

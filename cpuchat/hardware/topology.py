@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.memory import meminfo, total_bytes
+from cpuchat.hardware.microarchitecture import Microarchitecture, microarchitecture
 from cpuchat.hardware.sysfs import ROOT, CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
 from cpuchat.telemetry.units import plural
 
@@ -141,7 +142,11 @@ class Topology:
         """Return the CPU's name without vendor and clock: "EPYC 9354P"."""
         name = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\b[0-9]+-Core\b|\bProcessor\b|\bwith .*", " ", self.model)
         name = re.sub(r"^\s*([0-9]+th Gen\s+)?(AMD|Intel)\b", "", name)
-        return " ".join(name.split()) or self.architecture or "unknown CPU"
+        return " ".join(name.split()) or self.microarchitecture.name or self.architecture or "unknown CPU"
+
+    @cached_property
+    def microarchitecture(self) -> Microarchitecture:
+        return microarchitecture(self.vendor, self.family, self.model_number)
 
     @property
     def sockets_words(self) -> str:
@@ -293,10 +298,8 @@ def _fabric_links(
     groups: list[L3Group], info: CpuInfo, virtual: str
 ) -> tuple[tuple[L3Group, ...], tuple[tuple[int, ...], ...]]:
     """Return the groups with their link, and the links. Two groups of one die have neighboring cache ids."""
-    family, model = info.family or 0, info.model_number or 0
-    paired = not virtual and info.vendor == "AuthenticAMD" and (
-        family == 0x17 or (family == 0x19 and 0xA0 <= model <= 0xAF)
-    )  # fmt: skip
+    kind = microarchitecture(info.vendor, info.family, info.model_number).name
+    paired = not virtual and kind in ("Zen", "Zen 2", "Zen 4c")
     dies: dict[tuple[int, int], list[int]] = {}
     in_package: dict[int, int] = {}
     for group in groups:

@@ -15,7 +15,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.peak import ReadBandwidth, keep, known_of
 from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated, refused, umc
-from tests.hardware.trees import make_tree, status, write
+from tests.hardware.trees import cpuinfo, make_tree, status, write
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,14 @@ ENGINE = EngineInfo(
 CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
 THP = "sys/kernel/mm/transparent_hugepage/enabled"
 BALANCING = "proc/sys/kernel/numa_balancing"
+CPUINFO = "proc/cpuinfo"
 BIG = {"model": "big.gguf", "model_bytes": 400_000_000_000}
 TWO = "2x-epyc-7543"
+
+
+def masked(flags: str) -> str:
+    """Return a Sapphire Rapids with these flags only."""
+    return cpuinfo("Intel Xeon Processor", "GenuineIntel", 6, 143, flags, range(1))
 
 
 def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> None:
@@ -93,6 +99,10 @@ def test_a_machine_with_nothing_wrong(root: Path) -> None:
         ("epyc-9354", {"proc/loadavg": "20.0 1 1 2/3 4"}, {}, ("advice", "use the cores", "20.0", "top")),
         ("container", {"proc/loadavg": "9.5 1 1 2/3 4"}, {}, ("ok", "other load", "9.5 over the last minute, 32", "")),
         ("vm", {}, {}, ("advice", "topology is unverified", "2 L3 groups × 4 cores", "probe")),
+        ("vm", {CPUINFO: masked("fpu avx hypervisor")}, {},
+         ("problem", "machine hides AVX2, FMA, AVX512, AVX512_VNNI", "Sapphire Rapids usually has them", "-cpu host")),
+        ("xeon-6430", {CPUINFO: masked("avx2 fma avx512f avx512_vnni avx512_bf16")}, {},
+         ("warning", "The system hides AMX_INT8", "usually has it", "kernel")),
         (TWO, {BALANCING: "1"}, {}, ("warning", "NUMA balancing: on", "Fewer page faults", "`NUMA balancing`")),
         (TWO, {BALANCING: "0"}, {}, ("ok", "NUMA balancing", "off", "")),
         ("container", {THP: "always madvise [never]"}, {}, ("advice", "huge pages: never", "12 %", "administrator")),

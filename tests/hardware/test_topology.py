@@ -14,6 +14,7 @@ from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.placement.placement import PlacementSpec, candidates, place
 from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import Core, Instructions, L3Group, Topology, instructions, read_topology
+from cpuchat.present import machine as words
 from cpuchat.present.machine import caches_words, nodes_words
 from cpuchat.telemetry.units import gigabytes
 from tests.hardware.conftest import Machine
@@ -99,7 +100,23 @@ def test_slower_cores_of_arm_and_amd(tmp_path: Path, name: str, speeds: tuple[in
     write(root, {f"{CPUS}/cpu{cpu}/{name}": str(speed) for cpu, speed in enumerate(speeds)})
     topology = read_topology(root)
     assert [core.kind for core in topology.cores] == ["performance"] * 2 + ["efficient"] * 2
-    assert topology.architecture == "aarch64"
+    assert topology.architecture == topology.cpu_name == "aarch64"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "title"),
+    [
+        ("CPU implementer: 0x41\nCPU part: 0xd05\n\nCPU implementer: 0x41\nCPU part: 0xd0b", "Cortex-A76 · 4 cores"),
+        ("vendor_id: AuthenticAMD\ncpu family: 26\nmodel: 2\nmodel name: AMD EPYC", "EPYC · Zen 5 · 4 cores · NPS1"),
+        ("vendor_id: GenuineIntel\ncpu family: 6\nmodel: 143\nmodel name: Intel(R) Xeon(R) Processor @ 2.70GHz",
+         "Xeon · Sapphire Rapids · 4 cores"),
+        ("vendor_id: GenuineIntel\ncpu family: 15\nmodel: 6\nmodel name: Common KVM processor",
+         "Common KVM processor · 4 cores"),
+    ],
+)  # fmt: skip
+def test_a_cpu_without_a_telling_name_is_named_by_its_numbers(tmp_path: Path, cpuinfo: str, title: str) -> None:
+    root = write(make_tree(tmp_path, "vm-without-caches"), {"proc/cpuinfo": cpuinfo})
+    assert words.title(gather_facts(refused=lambda _: "", counts=False, root=root)) == title
 
 
 @pytest.mark.parametrize(
