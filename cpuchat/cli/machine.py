@@ -107,7 +107,7 @@ def probe(as_json: bool, **values: Any) -> int:
     kept = known(placement.cpus, placement.memory_policy.words)
     if kept is not None and kept.bytes_per_s > found["all_cores"].bytes_per_s:
         most = f"{'at least ' if kept.at_least else ''}{bandwidth(kept.bytes_per_s)} GB/s"
-        click.echo(f"An earlier measurement read more and stays in use: {most}")
+        click.echo(f"In use is the most that was read here: {most}")
     if problem or n_passes:
         click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
     return Disturbed.exit_code if caveat else 0
@@ -154,7 +154,7 @@ def doctor(as_json: bool) -> int:
     from cpuchat.models.gguf.header import model_size
     from cpuchat.models.library.library import Library
     from cpuchat.models.ollama import file_name
-    from cpuchat.present.machine import Row, model_rows, page, page_json
+    from cpuchat.present.machine import Row, model_here, page, page_json
 
     chosen = laid_over({})
     topology = read_topology(ROOT)
@@ -168,7 +168,8 @@ def doctor(as_json: bool) -> int:
         with contextlib.suppress(CpuchatError, OSError):
             path, library = model_path(None, chosen), Library(chosen.model.folders)
             name, size = file_name(path), model_size(path)
-            model = model_rows(path, chosen, library)
+            here = model_here(path, chosen, library)
+            model = [*here.rows.items()] if here is not None else model
     spec = PlacementSpec(setup.cores, memory_policy=setup.memory_policy, threads=setup.threads)
     facts = gather_facts(
         spec, model=name, model_bytes=size, engine=engine, engine_error=engine_error, topology=topology,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cpuchat.models.library.library import Library
     from cpuchat.models.library.places import LocalModel
     from cpuchat.models.machine import Machine
+    from cpuchat.models.prediction import Prediction
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -120,12 +121,11 @@ class Offer:
     model: CatalogModel | None = None
 
 
-def speed_of_4b(machine: Machine) -> str:
-    """Return how fast a model of usual size decodes; "" where the bandwidth is unknown."""
+def predicted_4b(machine: Machine) -> Prediction:
+    """Predict a model of usual size."""
     from cpuchat.models.prediction import estimate
 
-    speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
-    return f"≈{units.about(speed)} tok/s" if speed else ""
+    return estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library, fail
     if machine.peak:
         about = "≈" if machine.estimated else "at least " if machine.at_least else ""
         parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
-        parts += [f"a 4B model: {speed}"] if (speed := speed_of_4b(machine)) else []
+        parts += [f"a 4B model: ≈{units.about(speed)} tok/s"] if (speed := predicted_4b(machine).tok_s) else []
     models = [one for one in library.local_models() if one.size and one.path not in failed]
     here = [(one, estimate_local(one, machine)) for one in models]
     if (best := best_local(here)) is not None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cpuchat.measure.peak import ReadBandwidth
     from cpuchat.models.kernels import MeasuredProducts
     from cpuchat.models.library.library import Library
+    from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
     from cpuchat.telemetry.meter import ChatFigures
@@ -40,19 +41,19 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """(label, text)"""
 
-_PASSES_NOT_MEASURED = "not measured: speeds are rough · measured while the app is idle, or by `cpuchat probe`"
+_PASSES_NOT_MEASURED = "not measured: speeds are rough · `cpuchat probe` or an idle app does it, m only the bandwidth"
 _COUNTERS_OFF = "counters are off in the settings (F2)"
 
 
 @dataclass(frozen=True)
 class Now:
-    """The state that changes while the hardware screen is open. None and "" are "unknown".
+    """The state that changes while the hardware screen is open. None and "" are "unknown", or being read.
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
-    are on in the settings. `answered` as of `last_answer`; `traffic` in bytes per second, and what counts it. `passes`
-    as of `passes_measured`, `kernels` as of `kernel_chart` and `speed` as of `model_rows` are empty while they are
-    being read. `cores`: for which share of the last second each logical CPU was busy, its clock in kHz (0: unknown).
-    """
+    are on in the settings. `passes` as of `passes_measured`. `cores`: for which share of the last second each logical
+    CPU was busy, its clock in kHz (0: unknown); `busy` are those of other programs, `working` those of an answer.
+    `answered`: the running or last answer; `traffic` in bytes per second, and what counts it; `here` is the loaded
+    model, else the last one."""
 
     model: ModelInfo | None = None
     loading: bool = False
@@ -65,39 +66,39 @@ class Now:
     cpu_module: str = ""
     kernels: Chart | None = None
     cores: Mapping[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    answered: tuple[Row, ...] = ()
+    busy: frozenset[int] = frozenset()
+    working: frozenset[int] = frozenset()
+    answered: ChatFigures | None = None
     traffic: tuple[float, str] | None = None
-    speed: tuple[Row, ...] = ()
+    here: ModelHere | None = None
 
 
 def title(facts: DiagnosticFacts) -> str:
-    """`EPYC 9354P · 1 socket · NPS1 · 12 × 4800 MT/s`."""
+    """`2 × EPYC 7543 · Zen 3 · 64 cores · NPS1 · ≈ 16 × 3200 MT/s`: what there is more than one of is counted."""
     topology, memory = facts.topology, facts.theoretical
-    parts = [topology.cpu_name, topology.sockets_words]
+    n_sockets, kind = len(topology.packages), topology.microarchitecture.name
+    parts = [f"{n_sockets} × {topology.cpu_name}" if n_sockets > 1 else topology.cpu_name]
+    parts += [kind] if kind != topology.cpu_name else []
+    parts.append(plural(len(topology.cores), "core"))
     if len(topology.cpu_nodes) > 1 or topology.nps_words.startswith("NPS"):
         parts.append(topology.nps_words)
     if memory is not None and memory.channels and memory.speed_mt:
         parts.append(f"≈ {memory.channels} × {memory.speed_mt} MT/s")
     if topology.virtual:
         parts.append("virtual machine")
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
 def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the hardware screen about the model and what would help it, and about the machine."""
-    from cpuchat.hardware.diagnostics import UNMEASURED, examine
-
-    model, engine = now.model, now.engine
+    """Return the rows of the hardware screen about the model, without those above them, and about the machine."""
+    model, engine, many_nodes = now.model, now.engine, len(facts.topology.nodes) > 1
     policy = "no worker running"
     if engine is not None:
         refused = f" · requested policy rejected: {engine.policy_refused}" if engine.policy_refused else ""
         policy = (engine.memory_policy or "local") + refused
     of_model = [
-        *now.speed[:1],
-        *now.answered,
-        *now.speed[1:],
-        *improvements([one for one in examine(facts, beside=model is not None) if one.title != UNMEASURED]),
-        ("weights", _weights(now)),
+        *((name, text) for name, text in (now.here.rows if now.here is not None else {}).items() if name not in _ABOVE),
+        ("weights", _weights(now) if many_nodes or now.placement is None else ""),
         ("kernels", "" if now.kernels is None or now.kernels.bars else now.kernels.foot[-1].removeprefix("kernels ")),
         ("CPU module", now.cpu_module),
         ("saved KV", kept_states(model)),
@@ -106,7 +107,7 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     knobs = [one for one in facts.knobs if one.change or one.name == "huge pages"]
     of_machine = [
         *_topology(facts, model.cpus if model is not None else ()),
-        ("memory policy", policy),
+        *([("memory policy", policy)] if many_nodes or (engine is not None and engine.policy_refused) else []),
         *((one.name, f"{one.state or 'none'} · {one.worth}") for one in knobs),
         ("counters", _counted(now)),
         *(("" if number else "note", note) for number, note in enumerate(facts.topology.notes)),
@@ -114,10 +115,15 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     return [row for row in of_model if row[1]], of_machine
 
 
+_ABOVE = ("model", "limit", "missing")
+"""Rows of a model that stand in the chart of its speed and below it."""
+
+
 def _topology(facts: DiagnosticFacts, cpus: Collection[int] = ()) -> list[Row]:
     topology = facts.topology
     found = [
         ("cores", cores_in_use(topology, cpus)),
+        ("CPU", cpu_words(topology)),
         ("caches", caches_words(topology)),
         ("clock", clock_words(facts)),
         ("memory", memory_words(topology, facts.available)),
@@ -145,6 +151,17 @@ def cores_in_use(topology: Topology, cpus: Collection[int] = ()) -> str:
         smt = "SMT unused" if cpus else "SMT"
         words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
     return " · ".join(words)
+
+
+def cpu_words(topology: Topology) -> str:
+    """`Zen 5 · family 26, model 2 · AVX2, AVX_VNNI, AVX512`: instructions in llama.cpp's words, without AVX, FMA, F16C
+    and BMI2, which say nothing beside AVX2."""
+    from cpuchat.hardware.topology import FEATURES
+
+    has = [name for flag, name in FEATURES.items() if flag in topology.flags]
+    has = [name for name in has if "AVX2" not in has or name not in ("AVX", "FMA", "F16C", "BMI2")]
+    numbers = f"family {topology.family}, model {topology.model_number}" if topology.family is not None else ""
+    return " · ".join(filter(None, (topology.microarchitecture.name, numbers, ", ".join(has))))
 
 
 def caches_words(topology: Topology) -> str:
@@ -203,9 +220,26 @@ def nodes_words(topology: Topology, free: Mapping[int, int]) -> str:
 _ITSELF = 10  # distance of a node from itself, by ACPI
 
 
-def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> list[Row]:
-    """Return how fast a model was here, is predicted to be and can be at most, and its memory; [] where its file cannot
-    be read. `loaded` counts as unloaded. Reads files."""
+@dataclass(frozen=True)
+class ModelHere:
+    """A model on this machine: what is predicted, in `rows` with the rest, and tok/s of its last chat (0: unknown)."""
+
+    predicted: Prediction
+    rows: Mapping[str, str]
+    measured: float = 0.0
+
+
+def usual_here(machine: Machine) -> ModelHere:
+    """Return how fast a model of usual size is predicted to be."""
+    from cpuchat.present.chats import predicted_4b
+
+    found = predicted_4b(machine)
+    return ModelHere(found, {"model": "a 4B model in Q4_K_M", **dict(speed_rows(found, machine))})
+
+
+def model_here(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> ModelHere | None:
+    """Return how fast a model was here, is predicted to be and can be at most, and its memory; None where its file
+    cannot be read. `loaded` counts as unloaded. Reads files."""
     from cpuchat.models import fit
     from cpuchat.models.drafts.choice import predict_load
     from cpuchat.models.gguf.header import model_files, read_model
@@ -217,16 +251,17 @@ def model_rows(path: Path, settings: Settings, library: Library, loaded: ModelIn
         found, _ = predict_load(header, tuned, library)
         used = usage_of(usages(), model_files(path))
     except (CpuchatError, OSError):
-        return []
+        return None
     measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
     (label, predicted), *limit = speed_rows(found, tuned.of(path))
-    rows = [("model", f"{ollama_name(path) or header.name} {header.quantization}"), (label, measured)]
-    rows += [("predicted" if measured else label, predicted), *limit]
+    about = {"model": f"{ollama_name(path) or header.name} {header.quantization}", label: measured}
+    about |= {"predicted" if measured else label: predicted, **dict(limit)}
     needs = found.explained
     if loaded is not None:  # the memory that is free is shown without it then
         needs = f"{fit.gigabytes(found.needed)} GB, loaded · {found.need.breakdown(found.draft_need)}"
-    rows += [("missing", missing(found, used.plain_tok_s)), ("needs", needs)]
-    return [(label, clean_line(text)) for label, text in rows if text]
+    about |= {"missing": missing(found, used.plain_tok_s), "needs": needs}
+    told = {label: clean_line(text) for label, text in about.items() if text}
+    return ModelHere(found, told, max(used.plain_tok_s, used.drafted_tok_s))
 
 
 def missing(found: Prediction, measured: float) -> str:
@@ -254,22 +289,49 @@ _TOLD = 0.02
 """Share of a token's time from which a part of it is told."""
 
 
-def last_answer(figures: ChatFigures) -> tuple[Row, ...]:
-    """Return the speed of the running or last answer, and which share of the cores it got; () without one."""
-    rate, share = figures.tok_s.value, figures.cores_share
-    cores = "" if share is None else f" · cores {100 * share:.0f} % yours, other programs have the rest"
-    label = "last answer" if figures.phase == "done" else "this answer"
-    return ((label, f"{units.rate(rate)} tok/s{cores}"),) if rate is not None else ()
+def speed_chart(now: Now) -> Chart | None:
+    """Return how fast the model is, against the limit that memory sets; None where nothing is known."""
+    if (here := now.here) is None:
+        return None
+    answered, found, bars = now.answered, here.predicted, list[Bar]()
+    most = found.limit_tok_s or 0.0
+
+    def add(name: str, rate: float | None, is_rough: bool = False) -> None:
+        note = "rough" if is_rough else f"{100 * (rate or 0.0) / most:.0f} % of the limit" if most else ""
+        bars.extend([Bar(name, rate, note, is_rough, now="answer" in name)] if rate else [])
+
+    if answered is not None and answered.tok_s.value:
+        add("last answer" if answered.phase == "done" else "this answer", answered.tok_s.value)
+    else:
+        add("last chat", here.measured)
+    add("predicted", found.tok_s, found.is_rough)
+    foot = [f"╎ limit {here.rows['limit']}"] if most else []
+    heading = f"speed of {here.rows['model']}{'' if now.model is not None else ', not loaded'}"
+    scale = max([most, *(one.rate for one in bars)])
+    return Chart(heading, bars, scale, most, foot, unit="tok/s") if bars else None
 
 
-def improvements(findings: Sequence[Finding], max_rows: int = 3) -> list[Row]:
-    """Return what would help by the findings, the worst first, a row each."""
-    from cpuchat.hardware.diagnostics import UNVERIFIED
+def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:
+    """Return what the model lacks to its limit, and what would help, the most first."""
+    from cpuchat.hardware.diagnostics import LOADED, UNMEASURED, UNVERIFIED, examine
 
-    found = [f"{one.title}. {one.fix}" for one in findings if one.level != "ok" and one.title != UNVERIFIED]
+    found, answered = list[str](), now.answered
+    if answered is not None and (share := answered.cores_share) is not None:
+        found = [f"Stop other programs (see top): cores {100 * share:.0f} % yours, they have the rest."]
+    elif now.busy:
+        found = [f"Stop other programs (see top): they keep {plural(len(now.busy), 'CPU')} busy."]
+    told = {UNVERIFIED, UNMEASURED, LOADED if found else ""}
+    findings = [one for one in examine(facts, beside=now.model is not None) if one.level != "ok"]
+    found += [f"{one.title}. {one.fix}" for one in findings if one.title not in told]
     if len(found) > max_rows:
         found[max_rows - 1 :] = [f"{found[max_rows - 1]} · {len(found) - max_rows} more: `cpuchat doctor`"]
-    return [("" if number else "would help", text) for number, text in enumerate(found)]
+    if not found and (facts.peaks.all_cores is None or facts.peaks.all_cores.estimated):
+        found = ["Measuring first: m, `cpuchat probe`, or an idle app. Until then speeds are rough."]
+    if not found and now.here is not None:
+        found = ["No setting of this machine: fewer bits per weight, drafts, or memory with more bandwidth."]
+    lacks = now.here.rows.get("missing", "") if now.here is not None else ""
+    lines = [("" if number else "would help", text) for number, text in enumerate(found)]
+    return [("missing", lacks), *lines] if lacks else lines
 
 
 _R = TypeVar("_R", "Peak", "ReadBandwidth")
@@ -309,38 +371,41 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rate: in bytes per second, of a set of cores or a type of weights, or of the machine `now`; or the share for
-    which a core is busy. `note` says how it is known, or more of it.
-    """
+    """A rate: bytes per second of a set of cores, of a type of weights, or of the machine `now`; tokens per second; or
+    the share for which a core is busy, with `past` ones, oldest first. `note` says how it is known, or more of it."""
 
     name: str
     rate: float
     note: str = ""
     estimated: bool = False
     now: bool = False
+    past: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars of bandwidths or shares of which a whole one is `scale`, with a mark at `peak` (0: none), below a heading;
-    `foot` stands below."""
+    """Bars of rates of which a whole one is `scale`, with a mark at `peak` (0: none), below a heading; `foot` stands
+    below."""
 
     heading: str
     bars: Sequence[Bar]
     scale: float = 1.0
     peak: float = 0.0
     foot: Sequence[str] = ()
-    is_share: bool = False
+    unit: Literal["GB/s", "tok/s", "%"] = "GB/s"
 
     def figure(self, bar: Bar) -> str:
-        return f"{100 * bar.rate:>3.0f} %" if self.is_share else f"{bandwidth(bar.rate):>5} GB/s"
+        if self.unit == "%":
+            return f"{100 * bar.rate:>3.0f} %"
+        words = units.rate(bar.rate) if self.unit == "tok/s" else bandwidth(bar.rate)
+        return f"{words:>5} {self.unit}"
 
 
 def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
     """Return the read bandwidth with the traffic now, and how it is known, or what is `told` of a measurement."""
     bars, scale = bandwidth_bars(facts, now)
     whose = " of the model's cores" if now.model is not None and now.model.cpus else ""
-    foot = [told or how_known(facts, "press m to measure")]
+    foot = [told or how_known(facts, "press m")]
     if (most := facts.theoretical) is not None:
         assumed = f"({most.channels} × {most.speed_mt} MT/s, assumed)"
         foot.insert(0, f"╎ {bandwidth(most.bytes_per_s)} GB/s theoretical peak {assumed}")
@@ -384,15 +449,16 @@ def multiplied(model: ModelInfo | None) -> list[BufferWeights]:
     return [one for one in weights if one.is_of_cpuchat or one.type not in ours]
 
 
-def core_chart(topology: Topology, now: Now) -> Chart:
-    """Return how busy each core is, with its clock."""
+def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, tuple[float, int]]] = ()) -> Chart:
+    """Return how busy each core is and was in the `past`, as of `Now.cores`, with its clock."""
     cpus, bars = now.model.cpus if now.model is not None else (), list[Bar]()
     for core in topology.cores:
-        found = [now.cores.get(cpu, (0.0, 0)) for cpu in core.cpus]
-        share, khz = max(one for one, _ in found), max(one for _, one in found)
+        shares = [max(one.get(cpu, (0.0, 0))[0] for cpu in core.cpus) for one in (*past, now.cores)]
+        khz = max(now.cores.get(cpu, (0.0, 0))[1] for cpu in core.cpus)
         note = [f"{khz / 1e6:.2f} GHz" if khz else "", "" if {*cpus}.isdisjoint(core.cpus) else "model"]
-        bars.append(Bar(f"core {core.index}", share, " · ".join(filter(None, note)), now=True))
-    return Chart("cores, busy with all programs", bars, is_share=True)
+        words = " · ".join(filter(None, note))
+        bars.append(Bar(f"core {core.index}", shares[-1], words, now=True, past=tuple(shares)))
+    return Chart("cores, busy with all programs", bars, unit="%")
 
 
 def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[Bar], float]:
@@ -487,7 +553,12 @@ def _counted(now: Now) -> str:
         traffic = f"{bandwidth(found.total):>4} GB/s now, {found.source}, whole machine"
     if sample.power is not None:
         power = f"{sample.power.watts:5.1f} W, {sample.power.source}, CPU packages without DRAM"
-    return f"memory traffic: {traffic} · power: {power}"
+    return _both(traffic, power)
+
+
+def _both(traffic: str, power: str) -> str:
+    what = "memory traffic and power" if traffic == power else f"memory traffic: {traffic} · power"
+    return f"{what}: {power}"
 
 
 WIDTH = 100
@@ -502,7 +573,7 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH, mo
             clean_line(text), width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
         )
 
-    lines = wrap(facts.topology.name)
+    lines = wrap(title(facts))
     for label, text in about(facts, model):
         lines += wrap(text, f"{label:<{_LABEL}} ", " " * (_LABEL + 1))
     level = ""
@@ -536,7 +607,7 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH, mo
 
 
 def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
-    """Return the machine and how it is used, one row each; `model` as of `model_rows`."""
+    """Return the machine and how it is used, one row each; `model` as of `model_here`."""
     wanted, peak = facts.spec, theoretical_peak(facts.topology, facts.theoretical)
     chosen = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory_policy}"]
     chosen += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
@@ -564,7 +635,7 @@ def about(facts: DiagnosticFacts, model: Sequence[Row] = ()) -> list[Row]:
         *model,
         ("bandwidth", f"{read_bandwidth(facts)} · theoretical peak: {peak}"),
         ("NUMA", f"{facts.topology.nps_words} · {policy}"),
-        ("counters", f"memory traffic: {traffic} · power: {power}"),
+        ("counters", _both(traffic, power)),
         ("engine", version),
         ("settings", " · ".join(chosen)),
     ]

@@ -97,7 +97,7 @@ def test_rounds_that_differ_and_wrong_words_are_pointed_out(
     assert noisy.stdout.startswith("Too noisy: other programs used the cores; memory reads at least this")
     assert noisy.return_value == told.return_value == 27 and told.stdout.startswith('{"caveat": "Too noisy')
     monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 2e10, (1e10, 2e10), (0.5, 0.5)))
-    assert "An earlier measurement read more and stays in use: at least 30 GB/s" in run().stdout
+    assert "In use is the most that was read here: at least 30 GB/s" in run().stdout
     for wrong in (("--cores", "some"), ("--cores", "99"), ("--memory-policy", "bind:5")):
         with pytest.raises(UsageError):
             run(*wrong)

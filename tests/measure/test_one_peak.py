@@ -130,7 +130,7 @@ async def screens(app: RunningApp) -> dict[str, str]:
     await app.press("f12")
     screen = app.app.screen
     assert isinstance(screen, HardwareScreen)
-    await app.until(lambda: screen.now.speed and screen.now.placed and "in use, CPUs" in app.screen_text)
+    await app.until(lambda: screen.now.here and screen.now.placed and "in use, CPUs" in app.screen_text)
     found = {"F12": on_one_line(app.screen_text)}
     await app.press("escape")
     await app.closes()

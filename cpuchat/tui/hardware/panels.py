@@ -10,12 +10,10 @@ from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.hardware.diagnostics import DiagnosticFacts
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
-from cpuchat.present import machine
-from cpuchat.present.machine import Chart, Now
+from cpuchat.present.machine import Bar, Chart, Row
 from cpuchat.telemetry.units import plural
-from cpuchat.tui.widgets.charts import PEAK, bar
+from cpuchat.tui.widgets.charts import PEAK, bar, braille
 from cpuchat.tui.widgets.model_list import label_table
 
 
@@ -23,42 +21,52 @@ class FactsTable(Static):
     """Rows of a label and a text: of the model, and of the machine."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
-    _shown: Sequence[machine.Row] = ()
+    _shown: Sequence[Row] = ()
 
-    def show(self, facts: DiagnosticFacts, now: Now) -> None:
-        of_model, of_machine = machine.rows(facts, now)
-        if (rows := of_model + of_machine) != self._shown:
+    def show(self, rows: Sequence[Row]) -> None:
+        self.display = bool(rows)
+        if rows != self._shown:
             self._shown = rows
             self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 14))
 
 
 class Bars(Static):
-    """A chart of horizontal bars, each between its name with its figure and a note."""
+    """A chart of horizontal bars, each between its name with its figure and a note; or, in more `rows` for each, of
+    their past."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"bars--{part}" for part in ("fill", "now", "track", "peak", "dim")}
-    _shown: tuple[Chart, int] | None = None
+    _shown: tuple[Chart, int, int] | None = None
 
-    def show(self, chart: Chart | None) -> None:
+    def show(self, chart: Chart | None, rows: int = 1) -> None:
         self.display = chart is not None
-        if chart is None or (chart, self.size.width) == self._shown:
+        if chart is None or (chart, rows, self.size.width) == self._shown:
             return
-        self._shown = chart, self.size.width
+        self._shown = chart, rows, self.size.width
         names, notes = (max((len(getattr(one, part)) for one in chart.bars), default=0) for part in ("name", "note"))
-        peak = (chart.peak / chart.scale,) if chart.peak else ()
         lines = [Text(chart.heading, self._style("dim"))]
         for one in chart.bars:
-            line = Text(f"  {one.name:<{names}} {chart.figure(one)} ")
-            width = self.size.width - len(line) - notes - 3  # and where the scroll bar comes
-            for text, part in bar(one.rate / chart.scale, max(width, 4), *peak):
-                filled = "░" * len(text) if one.estimated and part == "fill" else text
-                line.append(filled, self._style("now" if one.now and part == "fill" else part))
-            lines.append(line.append(f" {one.note}", self._style("dim")))
+            head = f"  {one.name:<{names}} {chart.figure(one)} "
+            width = max(self.size.width - len(head) - notes - 3, 4)  # and where the scroll bar comes
+            drawn = self._past(one, width, rows) if rows > 1 else [self._bar(one, chart, width)]
+            for number, line in enumerate(drawn):
+                note = Text(f" {one.note}" if not number else "", self._style("dim"))
+                lines.append(Text.assemble(" " * len(head) if number else head, line, note))
         lines += [Text(f"  {line}", self._style("dim" if line[0] == PEAK else "")) for line in chart.foot]
         self.update(Text("\n").join(lines))
 
+    def _bar(self, one: Bar, chart: Chart, width: int) -> Text:
+        drawn, peak = Text(), (chart.peak / chart.scale,) if chart.peak else ()
+        for text, part in bar(one.rate / chart.scale, width, *peak):
+            filled = "░" * len(text) if one.estimated and part == "fill" else text
+            drawn.append(filled, self._style("now" if one.now and part == "fill" else part))
+        return drawn
+
+    def _past(self, one: Bar, width: int, rows: int) -> list[Text]:
+        return [Text(line, self._style("now")) for line in braille(one.past[-2 * width :], width, rows, 1.0)]
+
     def on_resize(self) -> None:
         if self._shown is not None:
-            self.show(self._shown[0])
+            self.show(*self._shown[:2])
 
     def _style(self, part: str) -> Style | str:
         return self.get_component_rich_style(f"bars--{part}", partial=True) if part else ""

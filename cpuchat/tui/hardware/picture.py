@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
 
-CELLS = {"target": "▣", "shared": "■", "free": "□", "off": "·", "busy": "▩", "sibling": "▫"}
+CELLS = {"target": "▣", "working": "■", "shared": "▨", "free": "□", "off": "·", "busy": "▩", "sibling": "▫"}
 _BUSY = "busy with other programs"
-NAMES = {"target": "for the model", "shared": f"of them {_BUSY}", "free": "unused", "off": "not allowed", "busy": _BUSY}
+NAMES = {
+    "target": "for the model", "working": "of them computing", "shared": f"of them {_BUSY}", "free": "unused",
+    "off": "not allowed", "busy": _BUSY,
+}  # fmt: skip
 ROOMY = 30
 """Rows of a terminal from which a blank one parts the legend from the picture."""
 PARTS = (*CELLS, "label", "link")
@@ -33,16 +36,17 @@ ROOMY_ROWS = 8
 
 @dataclass(frozen=True)
 class Use:
-    """Logical CPUs of the target, and those that other programs keep busy."""
+    """Logical CPUs of the target, those that other programs keep busy, and those that compute for an answer."""
 
     target: Collection[int] = ()
     busy: Collection[int] = ()
+    working: Collection[int] = ()
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
         """Return what this core is for, a key of `NAMES`."""
         is_busy = not {*core.cpus}.isdisjoint(self.busy)
         if not {*core.cpus}.isdisjoint(self.target):
-            return "shared" if is_busy else "target"
+            return "shared" if is_busy else "target" if {*core.cpus}.isdisjoint(self.working) else "working"
         if is_busy:
             return "busy"
         return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
@@ -84,7 +88,7 @@ def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS
 def legend(topology: Topology, use: Use, rows: Sequence[Line], width: int) -> list[Line]:
     """Name the kinds of cells that occur in `rows`, with how many cores are of each, in lines that end between them."""
     found = Counter(use.part(core, topology.allowed) for core in topology.cores)
-    found["target"] += found["shared"]
+    found["target"] += found["shared"] + found["working"]
     entries = [(cell, part, f"{found[part]} {NAMES[part]}") for part, cell in CELLS.items() if found[part]]
     if any(part == "sibling" and text for row in rows for text, part in row):
         entries.append((CELLS["sibling"], "sibling", "SMT sibling, unused"))
@@ -127,7 +131,8 @@ def _blocks(topology: Topology) -> list[_Block]:
     for group in topology.l3_groups:
         is_linked = any(group.index in link and len(link) > 1 for link in topology.fabric_links)
         drawn = _Group(
-            f"L3 {group.index:>{digits}}" + (f" {group.size >> 20:>2} MB" if is_sized and group.size else ""),
+            (f"L3 {group.index:>{digits}}" if len(topology.l3_groups) > 1 else "L3")
+            + (f" {group.size >> 20:>2} MB" if is_sized and group.size else ""),
             tuple(topology.cores[index] for index in group.cores),
             group.fabric_link if is_linked else -1,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -36,7 +37,6 @@ from cpuchat.hardware.topology import ROOT, Topology
 from cpuchat.measure import store
 from cpuchat.measure.peak import SLICE, WINDOWS, Cancelled, known_of, one_at_a_time, sets_of, slices
 from cpuchat.present import machine
-from cpuchat.present.chats import speed_of_4b
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity
@@ -44,7 +44,7 @@ from cpuchat.session.placement import PlacementChange
 from cpuchat.telemetry.machine import Peaks
 from cpuchat.telemetry.units import plural
 from cpuchat.tui.hardware.panels import Bars, FactsTable, PlacementList
-from cpuchat.tui.hardware.picture import MachinePicture, Use
+from cpuchat.tui.hardware.picture import ROOMY, MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -56,7 +56,9 @@ Computing = tuple[tuple[int, ...], str]
 """(logical CPUs, memory policy in the words of `mempolicy`)"""
 
 SAMPLE_SECONDS = 1.0
-_FEW_CORES, _MAX_CORES = 8, 24  # that are shown one by one: beside the bandwidth, and in half of a wide screen
+_FEW_CORES, _MAX_CORES, _WIDE = 8, 24, 154  # that are shown one by one, and on a screen of so many columns
+_OTHER_ROWS, _MAX_ROWS = 36, 8  # that all but the cores take, and the most that show the past of one
+_MAX_PAST = 400  # seconds of it, two for each column
 _PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 
@@ -129,7 +131,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     CSS_PATH = "hardware.tcss"
     AUTO_FOCUS = "#placements"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-middle"), (154, "-wide")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-middle")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
 
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
@@ -141,10 +143,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._conversation = services.conversation
         self._change: PlacementChange | None = None
         self._measuring = ""  # how far a measurement is
+        self._beside = ""  # what runs beside it
         self._seen: object = None  # of what was measured
         self._is_looking = False
         self._stopped = False
-        self._busy: frozenset[int] = frozenset()  # logical CPUs that other programs use
+        self._past = deque[Mapping[int, tuple[float, int]]](maxlen=_MAX_PAST)  # of `now.cores`
         self._was_idle = True
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
@@ -154,11 +157,14 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="machine") as pane:
             pane.border_title = "Hardware"
+            with Vertical(id="answer"):
+                yield Bars(id="speed")
+                yield FactsTable(id="help")
             with Container(id="drawn"):
                 with Vertical():
                     yield MachinePicture(id="picture")
                     yield Bars(id="cores")
-                with Vertical():
+                with Container(id="charts"):
                     yield Bars(id="bandwidth")
                     yield Bars(id="kernels")
             yield FactsTable(id="facts")
@@ -214,10 +220,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         counting = self._services.settings.hardware.counters
         session = self._services.session
         loading = session.activity is Activity.LOADING and isinstance(session.source, Path)
-        before = self.now
-        self.now = Now(
-            model, loading, engine, counting=counting,
-            passes=before.passes, speed=before.speed, kernels=before.kernels, cores=before.cores,
+        self.now = dataclasses.replace(
+            self.now, model=model, loading=loading, engine=engine, counting=counting, placement=None, placed=False,
+            cpu_module="",
         )  # fmt: skip
         if self.facts is None or not self.has_widgets:
             return
@@ -229,6 +234,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._used[self._in_use] = None
         self._options = offered(self.facts.topology, self._used)
         self.query_one(PlacementList).offer(self._options, self._used, self._in_use)
+        self.set_class(len({*(one.spec for one in self._options), *self._used}) == 1, "-one")
         if not self._outcome_told:
             self._about = None
             self._marked()
@@ -250,7 +256,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             return
         sample = self._services.machine_watch.sample() if self.now.counting else None
         figures = self._conversation.figures()
-        answered = machine.last_answer(figures) if self._model is not None else ()
+        answered = figures if self._model is not None else None
         traffic, reads = None, figures.roofline.bandwidth.value
         if sample is not None and sample.bandwidth is not None:
             traffic = sample.bandwidth.total, sample.bandwidth.source
@@ -269,20 +275,21 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
         was_idle, is_idle = self._was_idle, self._services.session.is_idle
         try:
-            now = run_in_daemon_thread(
+            facts, seen, cores = await run_in_daemon_thread(
                 lambda: (*self.reader.now(before, on, self._seen), self.reader.cores(before.topology))
             )
-            facts, seen, cores = await now
         finally:
             self._is_looking, self._was_idle = False, is_idle
         busy = frozenset(cpu for cpu, (share, _) in cores.items() if share > MAX_BUSY_CORES)
-        busy = busy if was_idle and is_idle else busy - {*on[0], *self._cpus_of(self._in_use)}
+        mine = {*on[0], *self._cpus_of(self._in_use)}
+        own = frozenset[int]() if was_idle and is_idle else busy & mine
         if self.facts is not before:
             return
         self._seen = seen
-        if (facts, busy, cores) != (before, self._busy, self.now.cores):
-            self.facts, self._busy = facts, busy
-            self.now = dataclasses.replace(self.now, cores=cores)
+        self._past.append(self.now.cores)
+        now = dataclasses.replace(self.now, cores=cores, busy=busy - own, working=own)
+        if (facts, now) != (before, self.now):
+            self.facts, self.now = facts, now
             self._show()
         if facts.peaks != before.peaks:
             self._read_words()  # the model's speed rests on them
@@ -297,22 +304,27 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if not self.has_widgets or self.facts is None:
             return
         facts, now = self.facts, self.now
-        n_cores = len(facts.topology.cores)
-        self.set_class(n_cores <= _FEW_CORES, "-few")
+        n_cores, size = len(facts.topology.cores), self.app.size
+        has_room = n_cores <= (_MAX_CORES if size.width >= _WIDE else _FEW_CORES) and not self.has_class("-narrow")
+        self.set_class(has_room, "-few")
         self._show_picture()
-        has_room = n_cores <= (_MAX_CORES if self.has_class("-wide") else _FEW_CORES) and not self.has_class("-narrow")
-        self.query_one("#cores", Bars).show(machine.core_chart(facts.topology, now) if has_room else None)
-        self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, self._measuring))
+        self.query_one("#speed", Bars).show(machine.speed_chart(now))
+        self.query_one("#help", FactsTable).show(machine.helping(facts, now, 3 if size.height >= ROOMY else 1))
+        n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
+        cores = machine.core_chart(facts.topology, now, self._past) if has_room else None
+        self.query_one("#cores", Bars).show(cores, n_rows)
+        told = self._measuring and self._measuring + self._beside
+        self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
         self.query_one("#kernels", Bars).show(now.kernels if now.kernels is not None and now.kernels.bars else None)
-        self.query_one(FactsTable).show(facts, now)
+        of_model, of_machine = machine.rows(facts, now)
+        self.query_one("#facts", FactsTable).show(of_model + of_machine)
 
     def _show_picture(self) -> None:
-        facts, model = self.facts, self.now.model
-        if facts is None:
+        if (facts := self.facts) is None:
             return
         spec = self.query_one(PlacementList).marked
-        placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
-        use = Use(placed.cpus, self._busy) if placed is not None else Use()
+        cpus = self._cpus_of(spec)
+        use = Use(cpus, self.now.busy, self.now.working) if cpus else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
         name = next((one.name for one in self._options if one.spec == spec), "custom")
         state = ("loading" if self.now.loading else "in use") if spec == self._in_use else "not in use"
@@ -328,14 +340,14 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             module = engine.module if engine is not None else ""
             return machine.kernel_chart(*self.reader.kernels(on, module), known, model)
 
-        passes, used, speed = await run_in_daemon_thread(
-            lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_speed())
+        passes, used, here = await run_in_daemon_thread(
+            lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_model())
         )
         module = machine.cpu_module(settings, in_effect, engine)
-        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used, speed=speed)
+        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used, here=here)
         self._show()
 
-    def _read_speed(self) -> tuple[machine.Row, ...]:
+    def _read_model(self) -> machine.ModelHere | None:
         """Return what the loaded model, else the one used last, does here; of neither, what one of usual size would.
         Blocks."""
         from cpuchat.models.machine import this_machine
@@ -346,10 +358,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             if path is None and (last := last_here(services.settings.model.last)):
                 path = services.library.resolve(last)
             if path is not None:
-                return tuple(machine.model_rows(path, services.settings, services.library, loaded))
-            if usual := speed_of_4b(this_machine(services.settings, root=self.reader.root)):
-                return (("a 4B model", f"{usual}, predicted"),)
-        return ()
+                return machine.model_here(path, services.settings, services.library, loaded)
+            return machine.usual_here(this_machine(services.settings, root=self.reader.root))
+        return None
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
         """Return `spec` resolved here; None while the machine is unknown, or if it is impossible."""
@@ -437,6 +448,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self.notify("The configured cores cannot be used. Choose a placement below.", severity="warning")
         else:
             self._measuring, self._stopped = "measuring…", False
+            self._beside = " · a lower bound: other programs run" if self.now.busy else ""
             self._services.session.measure(self._measure(self.facts.topology, on), self._stop_measuring)
             self._show()
             self.query_one("#bandwidth").scroll_visible(animate=False)
