@@ -113,6 +113,7 @@ def test_slower_cores_of_arm_and_amd(tmp_path: Path, name: str, speeds: tuple[in
         ("vendor_id: GenuineIntel\ncpu family: 15\nmodel: 6\nmodel name: Common KVM processor",
          "Common KVM processor · 4 cores"),
     ],
+    ids=["big and little", "epyc", "xeon", "kvm"],
 )  # fmt: skip
 def test_a_cpu_without_a_telling_name_is_named_by_its_numbers(tmp_path: Path, cpuinfo: str, title: str) -> None:
     root = write(make_tree(tmp_path, "vm-without-caches"), {"proc/cpuinfo": cpuinfo})
