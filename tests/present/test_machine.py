@@ -14,7 +14,19 @@ from cpuchat.hardware.diagnostics import DiagnosticFacts, gather_facts
 from cpuchat.models.fit import MemoryNeed
 from cpuchat.models.kernels import MeasuredProducts
 from cpuchat.models.prediction import Prediction
-from cpuchat.present.machine import Now, about, bandwidth_bars, how_known, kernel_chart, missing, read_bandwidth, rows
+from cpuchat.present.machine import (
+    ModelHere,
+    Now,
+    about,
+    bandwidth_bars,
+    helping,
+    how_known,
+    kernel_chart,
+    missing,
+    read_bandwidth,
+    rows,
+    speed_chart,
+)
 from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
 from cpuchat.telemetry.machine import Peak, Peaks
 from tests.hardware.trees import CPUS, make_tree
@@ -67,12 +79,14 @@ def test_bars_have_one_scale_and_fewer_cores_no_longer_one(facts: Facts) -> None
     assert bandwidth_bars(estimate)[1] == 2e11 and "≈200 GB/s · estimated for 32 cores" in read_bandwidth(estimate)
 
 
+MODEL = Prediction(
+    need=MemoryNeed(10**9, 0, 0, 0), available=1, total_memory=1, bytes_per_token=10**9, tok_s=40.0, low_tok_s=40.0,
+    limit_tok_s=50.0, cost=PassCost(fixed=0.001, read=0.020, compute=0.004),
+)  # fmt: skip
+
+
 def test_what_is_missing_adds_up_to_the_time_of_a_token() -> None:
-    cost = PassCost(fixed=0.001, read=0.020, compute=0.004)
-    model = Prediction(
-        need=MemoryNeed(10**9, 0, 0, 0), available=1, total_memory=1, bytes_per_token=10**9,
-        tok_s=40.0, low_tok_s=40.0, limit_tok_s=50.0, cost=cost,
-    )  # fmt: skip
+    model = MODEL
     assert missing(model, 0) == "20 %: a token takes 25.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers"
     slow = missing(model, 25.0)
     assert slow.startswith("50 %: a token takes 40.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers, 15.0 unexpl")
@@ -80,6 +94,24 @@ def test_what_is_missing_adds_up_to_the_time_of_a_token() -> None:
     rough = msgspec.structs.replace(model, low_tok_s=20.0)
     assert missing(rough, 0) == missing(rough, 25.0) == ""  # reading may be faster than is known
     assert missing(msgspec.structs.replace(model, limit_tok_s=None), 25.0) == ""
+
+
+def test_the_speed_stands_against_its_limit_with_what_would_help(facts: Facts) -> None:
+    here = ModelHere(MODEL, {"model": "a model", "limit": "50 tok/s", "missing": "20 %"}, measured=45.0)
+    chart = speed_chart(Now(here=here))
+    assert chart is not None and (chart.heading, chart.peak) == ("speed of a model, not loaded", 50.0)
+    assert [(one.name, chart.figure(one), one.note) for one in chart.bars] == [
+        ("last chat", " 45.0 tok/s", "90 % of the limit"), ("predicted", " 40.0 tok/s", "80 % of the limit"),
+    ]  # fmt: skip
+    rough = ModelHere(msgspec.structs.replace(MODEL, low_tok_s=20.0, limit_tok_s=None), {"model": "another"})
+    chart = speed_chart(Now(here=rough))
+    assert chart is not None and [(one.note, one.estimated) for one in chart.bars] == [("rough", True)]
+    machine = facts("epyc-9354")
+    (_, first), *others = helping(machine, Now(here=here, busy=frozenset({1, 2})))
+    assert first == "20 %" and others[0] == ("would help", "Stop other programs (see top): they keep 2 CPUs busy.")
+    known = replace(machine, peaks=Peaks(all_cores=Peak(300e9, tuple(range(32)))))
+    assert helping(machine, Now(here=rough))[0][1].startswith("Measuring first: m")
+    assert helping(known, Now(here=rough))[0][1].startswith("No setting of this machine: fewer bits per weight")
 
 
 def test_the_clock_is_that_of_the_cores_that_compute(facts: Facts, tmp_path: Path) -> None:

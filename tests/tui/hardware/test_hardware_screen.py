@@ -40,6 +40,9 @@ def test_the_picture_of_a_server_names_every_l3_group(tmp_path: Path) -> None:
         assert all(f"L3 {n:>2}" in joined for n in range(16))
         assert [joined.count(cell) for cell in "▣□"] == [8, 120]
         assert joined.count("──") + joined.count(" ─ ") == 8
+    two = picture(read_topology(make_tree(tmp_path / "two", "2x-epyc-7543")), Use(), 74)
+    names = [row[0][0].strip() for row in two if row]
+    assert [name for name in names if name] == ["socket 0", "node 0 275 GB", "socket 1", "node 1 275 GB"]
 
 
 @pytest.mark.parametrize("name", ["epyc-9754", "2x-epyc-7543", "hybrid-desktop", "vm"])
@@ -63,11 +66,9 @@ async def test_snapshots(tmp_path: Path, name: str) -> None:
         if on_server:
             await app.press("down")
         await app.pilot.pause()
-        if name != "vm":
-            await snapshot(app.app, f"hardware-{name}-120x40")
-        if name in ("2x-epyc-7543", "vm"):
-            await app.pilot.resize_terminal(*SMALL)
-            await snapshot(app.app, f"hardware-{name}-80x24")
+        size = SMALL if name == "vm" else WIDE
+        await app.pilot.resize_terminal(*size)
+        await snapshot(app.app, f"hardware-{name}-{size[0]}x{size[1]}")
 
 
 async def test_a_measured_bandwidth_and_counters_are_shown(tmp_path: Path) -> None:
@@ -166,3 +167,10 @@ async def test_a_small_machine_shows_its_cores_and_what_its_kernels_reach_beside
         assert "30 GB/s █" in q4 and "1.20× llama.cpp" in q4
         assert "25 GB/s █" in q8 and "1.25× cpuchat" in q8
         assert any("  core " in line and " GB/s █" in line for line in lines)
+
+
+async def test_a_high_screen_shows_the_past_of_few_cores(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "vm-without-caches")
+    async with running(OnMachine(on(read_topology(root))), size=(120, 44)) as app:
+        await opened(app, FixtureReader(root))
+        await app.until(lambda: sum("\u28c0" in line for line in app.screen_text.splitlines()) == 4)
