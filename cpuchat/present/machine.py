@@ -92,12 +92,13 @@ def title(facts: DiagnosticFacts) -> str:
 def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     """Return the rows of the hardware screen about the model, without those above them, and about the machine."""
     model, engine, many_nodes = now.model, now.engine, len(facts.topology.nodes) > 1
+    here = now.here.rows if now.here is not None else {}
     policy = "no worker running"
     if engine is not None:
         refused = f" · requested policy rejected: {engine.policy_refused}" if engine.policy_refused else ""
         policy = (engine.memory_policy or "local") + refused
     of_model = [
-        *((name, text) for name, text in (now.here.rows if now.here is not None else {}).items() if name not in _ABOVE),
+        *((name, text) for name, text in here.items() if name not in ("model", "limit", "missing")),
         ("weights", _weights(now) if many_nodes or now.placement is None else ""),
         ("kernels", "" if now.kernels is None or now.kernels.bars else now.kernels.foot[-1].removeprefix("kernels ")),
         ("CPU module", now.cpu_module),
@@ -113,10 +114,6 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
         *(("" if number else "note", note) for number, note in enumerate(facts.topology.notes)),
     ]
     return [row for row in of_model if row[1]], of_machine
-
-
-_ABOVE = ("model", "limit", "missing")
-"""Rows of a model that stand in the chart of its speed and below it."""
 
 
 def _topology(facts: DiagnosticFacts, cpus: Collection[int] = ()) -> list[Row]:

@@ -311,7 +311,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self.query_one("#speed", Bars).show(machine.speed_chart(now))
         self.query_one("#help", FactsTable).show(machine.helping(facts, now, 3 if size.height >= ROOMY else 1))
         n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
-        cores = machine.core_chart(facts.topology, now, self._past) if has_room else None
+        cores = machine.core_chart(facts.topology, now, self._past if n_rows > 1 else ()) if has_room else None
         self.query_one("#cores", Bars).show(cores, n_rows)
         told = self._measuring and self._measuring + self._beside
         self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
