@@ -303,9 +303,9 @@ def speed_chart(now: Now) -> Chart | None:
         add("last chat", here.measured)
     add("predicted", found.tok_s, found.is_rough)
     foot = [f"╎ limit {here.rows['limit']}"] if most else []
-    heading = f"speed of {here.rows['model']}{'' if now.model is not None else ', not loaded'}"
+    state = "" if now.model is not None else ", loading" if now.loading else ", not loaded"
     scale = max([most, *(one.rate for one in bars)])
-    return Chart(heading, bars, scale, most, foot, unit="tok/s") if bars else None
+    return Chart(f"speed of {here.rows['model']}{state}", bars, scale, most, foot, unit="tok/s") if bars else None
 
 
 def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:

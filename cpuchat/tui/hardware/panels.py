@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -51,7 +52,9 @@ class Bars(Static):
             for number, line in enumerate(drawn):
                 note = Text(f" {one.note}" if not number else "", self._style("dim"))
                 lines.append(Text.assemble(" " * len(head) if number else head, line, note))
-        lines += [Text(f"  {line}", self._style("dim" if line[0] == PEAK else "")) for line in chart.foot]
+        for foot in chart.foot:
+            style = self._style("dim" if foot[0] == PEAK else "")
+            lines += [Text(f"  {line}", style) for line in textwrap.wrap(foot, max(self.size.width - 4, 20))]
         self.update(Text("\n").join(lines))
 
     def _bar(self, one: Bar, chart: Chart, width: int) -> Text:

@@ -348,13 +348,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._show()
 
     def _read_model(self) -> machine.ModelHere | None:
-        """Return what the loaded model, else the one used last, does here; of neither, what one of usual size would.
-        Blocks."""
+        """Return what the model that is or will be loaded, else the one used last, does here; of neither, what one of
+        usual size would. Blocks."""
         from cpuchat.models.machine import this_machine
 
-        services, loaded = self._services, self._model
+        services, loaded, wanted = self._services, self._model, self._services.session.source
         with contextlib.suppress(CpuchatError):
-            path = Path(loaded.path) if loaded is not None else None
+            path = Path(loaded.path) if loaded is not None else wanted if isinstance(wanted, Path) else None
             if path is None and (last := last_here(services.settings.model.last)):
                 path = services.library.resolve(last)
             if path is not None:
