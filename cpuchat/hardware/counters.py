@@ -72,8 +72,7 @@ _TIMES_ENABLED_AND_RUNNING = 0b11
 
 
 def attributes(type_: int, configs: tuple[int, int, int]) -> bytes:
-    """`struct perf_event_attr` of a counting event. `type_`: PERF_TYPE_*, or the number in the PMU's `type` file.
-    `configs`: config, config1, config2."""
+    """Return `struct perf_event_attr` of a counting event. `type_`: PERF_TYPE_*, or what the PMU's `type` file says."""
     attr = bytearray(_ATTR_BYTES)
     struct.pack_into("=IIQ", attr, 0, type_, _ATTR_BYTES, configs[0])
     struct.pack_into("=Q", attr, 32, _TIMES_ENABLED_AND_RUNNING)
@@ -197,8 +196,7 @@ class Pmu:
         return [name for name in names if not name.endswith((".scale", ".unit", ".snapshot", ".per-pkg"))]
 
     def named(self, event: str) -> tuple[tuple[int, int, int], float, str]:
-        """(configs, scale, unit) of a named event: `count * scale` is in `unit` ("MiB", "Joules"). Raises CannotCount:
-        its description cannot be read."""
+        """Return (configs, scale, unit) of an event: count × scale is in `unit`. Raises CannotCount: it is unknown."""
         values: dict[str, int] = {}
         try:
             for term in read_text(self.folder / "events" / event).split(","):
@@ -307,8 +305,7 @@ def _amd_fabric(topology: Topology, root: Path, kernel: Kernel) -> Counter:
 
 
 def _intel(topology: Topology, root: Path, kernel: Kernel) -> Counter:
-    """Count reads and writes of every channel of `uncore_imc_*`; of free-running PMUs only if there are no others,
-    because they see the same traffic."""
+    """Count reads and writes of every `uncore_imc_*`; of free-running ones, which see the same, only without others."""
     single = read_pmu("uncore_imc", root)
     counting = [pmu for pmu in [*read_pmus("uncore_imc_", root), *([single] if single else [])] if _chosen(pmu, _READS)]
     controllers = counting or read_pmus("uncore_imc_free_running_", root)

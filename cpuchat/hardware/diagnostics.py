@@ -90,9 +90,8 @@ def gather_facts(
     counts: bool = True,
     root: Path = ROOT,
 ) -> DiagnosticFacts:
-    """Read what can be read, without measuring anything. Never raises for what is unknown. `kernel`: replaces the
-    kernel's calls in tests, as `refused` does for memory policies. `known` tells the peaks, as `measure.peak.known_of`.
-    `counts`: counters are tried."""
+    """Read what can be read, without measuring anything; never raises for what is unknown. `known` tells the peaks, as
+    `measure.peak.known_of`; `counts`: counters are tried. `kernel` and `refused` are of simulated kernels in tests."""
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
     try:

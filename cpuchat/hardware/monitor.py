@@ -43,9 +43,8 @@ def _problem(error: Exception) -> str:
 
 
 class _Watched(Generic[V]):
-    """One counter: open, or to be opened again later, with its last figure, or `why` there is none. Whatever it raises,
-    figures never end an answer. `figure`: computes the figure from the counter's name, seconds and amounts; None: it is
-    impossible."""
+    """One counter: open, or to be opened again later, with its last figure, or `why` there is none; it never raises.
+    `figure`: computes the figure from the counter's name, seconds and amounts; None: it is impossible."""
 
     def __init__(
         self, opener: Callable[[], Counter], figure: Callable[[str, float, tuple[float, ...]], V | None]

@@ -65,10 +65,8 @@ def cgroup_folders(root: Path, controller: str = "") -> list[Path]:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return the cgroup CPU quota in CPUs (2.5 = two and a half); None when unlimited.
-
-    The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or `cpu.cfs_quota_us` /
-    `cpu.cfs_period_us` (v1)."""
+    """Return the cgroup CPU quota in CPUs (2.5 = two and a half), the smallest of this process's groups: `cpu.max` (v2)
+    or `cpu.cfs_quota_us` / `cpu.cfs_period_us` (v1); None when unlimited."""
     quotas: list[float] = []
     for folder in cgroup_folders(root):
         quota, _, period = read_text(folder / "cpu.max").partition(" ")
@@ -242,10 +240,8 @@ def nodes(root: Path) -> list[Node]:
 
 
 def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[int]:
-    """Return CPUs of the slower kind of a hybrid; empty where all are of one kind.
-
-    Intel names them (`/sys/devices/cpu_atom`), Arm gives each CPU a capacity, AMD's compact cores show by their highest
-    frequency."""
+    """Return CPUs of the slower kind of a hybrid; empty where all are of one kind. Intel names them, Arm gives each CPU a
+    capacity, AMD's compact cores show by their highest frequency."""
     atom = frozenset(parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus")))
     if atom and parse_cpu_list(read_text(root / "sys/devices/cpu_core/cpus")):
         return atom & frozenset(cpus)

@@ -28,11 +28,9 @@ _OF_GUEST, _OF_CORE = 32 << 20, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core. `cpus` are its online logical CPUs (SMT siblings), ascending.
-
-    `index` counts the online cores by their first CPU, `node` is the NUMA node's number, `l3` indexes
-    `Topology.l3_groups` (None: not known). `kind` is "" where all cores are alike, else "performance" or "efficient".
-    """
+    """One physical core. `cpus` are its online logical CPUs (SMT siblings), ascending; `index` counts the online cores by
+    their first CPU, `node` is the NUMA node's number, `l3` indexes `Topology.l3_groups` (None: not known). `kind` is ""
+    where all cores are alike, else "performance" or "efficient"."""
 
     index: int
     cpus: tuple[int, ...]
@@ -182,10 +180,8 @@ class Topology:
 
 
 def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) -> Topology:
-    """Read the topology of the machine below `root`; never raises.
-
-    `allowed` are the CPUs that may be used (default: those of this process; below another root, those that
-    /proc/self/status names there)."""
+    """Read the topology of the machine below `root`; never raises. `allowed` are the CPUs that may be used (default:
+    those of this process; below another root, those that /proc/self/status names there)."""
     info = sysfs.read_cpuinfo(root)
     if not (root / sysfs.CPUS).is_dir():
         return _without_sysfs(root, info, allowed)

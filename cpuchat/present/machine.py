@@ -93,13 +93,12 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     """Return the rows of the hardware screen about the model, without those above them, and about the machine."""
     model, engine, many_nodes = now.model, now.engine, len(facts.topology.nodes) > 1
     here = now.here.rows if now.here is not None else {}
-    policy = "no worker running"
-    if engine is not None:
-        refused = f" · requested policy rejected: {engine.policy_refused}" if engine.policy_refused else ""
-        policy = (engine.memory_policy or "local") + refused
+    policy = (engine.memory_policy or "local") if engine is not None else "no worker running"
+    refused = engine.policy_refused if engine is not None else ""
+    policy = f"{policy} · requested policy rejected: {refused}" if refused else policy if many_nodes else ""
     of_model = [
         *((name, text) for name, text in here.items() if name not in ("model", "limit", "missing")),
-        ("weights", _weights(now) if many_nodes or now.placement is None else ""),
+        ("weights", _weights(now) if many_nodes else ""),
         ("kernels", "" if now.kernels is None or now.kernels.bars else now.kernels.foot[-1].removeprefix("kernels ")),
         ("CPU module", now.cpu_module),
         ("saved KV", kept_states(model)),
@@ -108,7 +107,7 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     knobs = [one for one in facts.knobs if one.change or one.name == "huge pages"]
     of_machine = [
         *_topology(facts, model.cpus if model is not None else ()),
-        *([("memory policy", policy)] if many_nodes or (engine is not None and engine.policy_refused) else []),
+        *([("memory policy", policy)] if policy else []),
         *((one.name, f"{one.state or 'none'} · {one.worth}") for one in knobs),
         ("counters", _counted(now)),
         *(("" if number else "note", note) for number, note in enumerate(facts.topology.notes)),
@@ -381,8 +380,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars of rates of which a whole one is `scale`, with a mark at `peak` (0: none), below a heading; `foot` stands
-    below."""
+    """Bars of rates between a heading and `foot`: a whole one is `scale`, a mark is at `peak` (0: none)."""
 
     heading: str
     bars: Sequence[Bar]
@@ -491,10 +489,7 @@ def costs_measured(n_passes: int, n_cores: int) -> str:
 
 
 def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
-    """Return when passes were measured on the cores of the settings, or that they were not; reads files.
-
-    `2026-11-23 (today) · 8 cores · 86 passes`.
-    """
+    """Read when passes were measured on the cores of the settings: `2026-11-23 (today) · 8 cores · 86 passes`."""
     from cpuchat.models.machine import cost_log
 
     log = cost_log(settings, root)
@@ -506,8 +501,7 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
 
 
 def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:
-    """Return the CPU module in use and why; "" for an engine that was built for one CPU. `in_effect`: the settings with
-    what tuning found."""
+    """Return the CPU module in use and why; "" if built for one CPU. `in_effect`: the settings, tuned."""
     if engine is None or not engine.module:
         return ""
     chosen = settings.engine.cpu_module
@@ -531,14 +525,10 @@ def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str
 
 
 def _weights(now: Now) -> str:
-    if now.model is None:
-        return "loading…" if now.loading else "no model loaded"
-    if not now.placed and now.engine is not None:
-        return "checking…"
+    if now.model is None or not now.placed:
+        return ""
     words = now.placement.words() if now.placement is not None else ""
-    if not words:
-        return "n/a: the kernel does not report the worker's pages (numa_maps)"
-    return words.removeprefix("weights: ")
+    return words.removeprefix("weights: ") or "n/a: the kernel does not report the worker's pages (numa_maps)"
 
 
 def _counted(now: Now) -> str:

@@ -49,10 +49,8 @@ NO_PEAKS = Peaks()
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Memory traffic of the whole machine since the last sample, in bytes per second.
-
-    `source` names the counter ("umc", "amd_df", "imc"). `read` and `write` are None where the counter knows only their
-    sum, `total`."""
+    """Memory traffic of the whole machine since the last sample, in bytes per second. `source` names the counter ("umc",
+    "amd_df", "imc"). `read` and `write` are None where it knows only their sum, `total`."""
 
     total: float
     source: str
@@ -62,9 +60,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """`watts` since the last sample; `joules` since counting began; `source` as of `Bandwidth`.
-
-    Whole packages, without memory modules and power supply."""
+    """Of whole packages, without memory modules: `watts` since the last sample, `joules` since counting began."""
 
     watts: float
     joules: float

@@ -182,8 +182,7 @@ def choose_policy(topology: Topology, words: str = "auto", cpus: Collection[int]
 
 def apply(policy: Policy, calls: LinuxCalls | None = None) -> None:
     """Set the calling thread's policy, all of it or nothing; programs it starts and threads made later inherit it.
-    Raises PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there. The message
-    says which."""
+    Raises PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there."""
     try:
         calls = calls or LinuxCalls()
         nodes = policy.nodes or (allowed_nodes(calls) if policy.mode == "interleave" else ())

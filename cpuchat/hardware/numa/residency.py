@@ -107,10 +107,8 @@ def missing_ranges(path: Path) -> list[tuple[int, int]] | None:
 
 
 def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
-    """Return bytes of the file in the page cache by node; None where that is not known.
-
-    Some thousand pages that are in memory are touched through a mapping (which reads nothing in), and what numa_maps
-    says of those is taken for all."""
+    """Return bytes of the file in the page cache by node; None where that is not known. Some thousand pages of it are
+    touched through a mapping (which reads nothing in), and what numa_maps says of those is taken for all."""
     try:
         with _mapped(path) as (address, size, resident):
             # Into this process's page table, at uneven steps, which do not alias with interleaving.
@@ -206,13 +204,11 @@ _NAMELESS = ("", "/dev/zero", "/anon_hugepage")  # how the kernel calls memory t
 
 @dataclass(frozen=True)
 class Residency:
-    """Bytes in memory by node. `weights`: the mapped model files. `large`: other regions of 64 MiB and more (weights
-    that are not mapped, KV caches, buffers). `other`: the rest. `policy`: the kernel's word for the policy of the
-    weights, or of the large regions where no file is mapped."""
+    """Bytes in memory by node: of mapped `weights`, and of `large` other regions (unmapped weights, KV caches).
+    `policy`: the kernel's word for that of the weights, or of the large regions where no file is mapped."""
 
     weights: Mapping[int, int] = field(default_factory=dict)
     large: Mapping[int, int] = field(default_factory=dict)
-    other: Mapping[int, int] = field(default_factory=dict)
     policy: str = ""
 
     def words(self) -> str:
@@ -223,12 +219,10 @@ class Residency:
 
 def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = ROOT) -> Residency | None:
     """Return where the memory of process `pid` ("self": this one) is; `files` are the model files that it may map.
-
-    The kernel walks all page tables for it (hundreds of milliseconds for hundreds of gigabytes): ask once after
-    loading, in a thread. None when it can't be read: the process is gone or another user's, or the kernel has no NUMA.
-    """
+    None: the process is gone or another user's, or the kernel has no NUMA. The kernel walks all page tables for it (hundreds
+    of milliseconds for hundreds of gigabytes): ask once after loading, in a thread."""
     names = {os.path.realpath(file) for file in files}
-    weights, large, other = Counter[int](), Counter[int](), Counter[int]()
+    weights, large = Counter[int](), Counter[int]()
     weights_policy = large_policy = ""
     try:
         with (root / "proc" / str(pid) / "numa_maps").open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -239,19 +233,15 @@ def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = RO
                 elif region.file in _NAMELESS and region.bytes >= LARGE:
                     large.update(region.nodes)
                     large_policy = region.policy
-                else:
-                    other.update(region.nodes)
     except OSError:
         return None
-    return Residency(dict(weights), dict(large), dict(other), weights_policy or large_policy)
+    return Residency(dict(weights), dict(large), weights_policy or large_policy)
 
 
 def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = ROOT) -> str:
-    """Make sure that mapping the file gives memory placed as `policy` says; to be called before it is mapped.
-
-    A file that is in the page cache on the wrong nodes is dropped from it and so read again, under the policy of the
-    process that maps it. Returns one sentence on what was done or could not be done; "" when there was nothing to do.
-    """
+    """Make sure that mapping the file, later, gives memory placed as `policy` says: drop one that is in the page cache on
+    the wrong nodes, so that it is read again under the policy of the process that maps it. Returns one sentence on what
+    was done or could not be done; "" when there was nothing to do."""
     usable = {node.number: node.memory for node in topology.nodes if node.memory}
     if len(usable) < 2 or not policy.places:
         return ""

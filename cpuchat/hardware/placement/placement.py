@@ -53,11 +53,9 @@ class PlacementSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A `PlacementSpec` resolved on one machine.
-
-    `cpus`: one logical CPU for each thread, ascending. `memory_policy` is the NUMA policy with its nodes spelled out.
-    `reason` and `policy_reason` are one sentence each, `notes` are for the user. `roams`: the threads may move among
-    these CPUs; () pins each to its own."""
+    """A `PlacementSpec` on one machine: `cpus`, one logical CPU for each thread, ascending, and the `memory_policy` with
+    its nodes spelled out; a sentence each why, and `notes` for the user. `roams`: the threads may move among these CPUs;
+    () pins each to its own."""
 
     cpus: tuple[int, ...]
     memory_policy: Policy

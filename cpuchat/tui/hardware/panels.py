@@ -32,8 +32,7 @@ class FactsTable(Static):
 
 
 class Bars(Static):
-    """A chart of horizontal bars, each between its name with its figure and a note; or, in more `rows` for each, of
-    their past."""
+    """A chart of horizontal bars between names with figures and notes; in several `rows` for each, of their past."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"bars--{part}" for part in ("fill", "now", "track", "peak", "dim")}
     _shown: tuple[Chart, int, int] | None = None
@@ -94,9 +93,7 @@ class PlacementList(OptionList):
         return [*(offer.spec for offer in self._offers), *self._others]
 
     def offer(self, offers: Sequence[PlacementCandidate], used: Iterable[PlacementSpec], in_use: PlacementSpec) -> None:
-        """List these, the recommended one first, then those `used` that are none of them. A selection of the user's
-        stays; else the one in use is selected.
-        """
+        """List these, the recommended one first, then what else was `used`. Keep the user's selection, else the used."""
         wanted = in_use if self.marked == self._in_use else self.marked
         self._offers, self._others, self._in_use = tuple(offers), (), in_use
         self._others = tuple(spec for spec in used if spec not in self._specs)

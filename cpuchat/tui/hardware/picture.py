@@ -61,10 +61,8 @@ class Use:
 
 
 def picture(topology: Topology, use: Use, width: int, max_rows: int = ROOMY_ROWS) -> list[Line]:
-    """Draw the rows, at most `width` cells wide if that is 24 or more.
-
-    Where they would be more than `max_rows` numbers of CPUs are left out, then siblings, then gaps.
-    """
+    """Draw the rows, at most `width` cells wide if that is 24 or more. Where they would be more than `max_rows` numbers
+    of CPUs are left out, then siblings, then gaps."""
     blocks = _blocks(topology)
     gutter = max(len(name) for block in blocks for name in block.names) + _GAP if any(b.names for b in blocks) else 0
     rows: list[Line] = []

@@ -124,10 +124,8 @@ class MachineReader:
 
 
 class HardwareScreen(Dismissable[None], keys="hardware"):
-    """Shows placements, and loads the model in the selected one, in the place of the chat's answers.
-
-    `facts` is None while the machine is being read; `now` follows the worker and the counters.
-    """
+    """Shows the machine and its placements, and loads the model in the selected one, in the place of the chat's answers.
+    `facts` is None while the machine is being read; `now` follows the worker and the counters."""
 
     CSS_PATH = "hardware.tcss"
     AUTO_FOCUS = "#placements"
