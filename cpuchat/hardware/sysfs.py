@@ -240,7 +240,7 @@ def nodes(root: Path) -> list[Node]:
 
 
 def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[int]:
-    """Return CPUs of the slower kind of a hybrid; empty where all are of one kind. Intel names them, Arm gives each CPU a
+    """Return CPUs of the slower kind of a hybrid; empty where all are of one kind. Intel names them, Arm gives each a
     capacity, AMD's compact cores show by their highest frequency."""
     atom = frozenset(parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus")))
     if atom and parse_cpu_list(read_text(root / "sys/devices/cpu_core/cpus")):

@@ -28,7 +28,7 @@ _OF_GUEST, _OF_CORE = 32 << 20, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core. `cpus` are its online logical CPUs (SMT siblings), ascending; `index` counts the online cores by
+    """One physical core. `cpus` are its online logical CPUs (SMT siblings), ascending; `index` counts online cores by
     their first CPU, `node` is the NUMA node's number, `l3` indexes `Topology.l3_groups` (None: not known). `kind` is ""
     where all cores are alike, else "performance" or "efficient"."""
 

@@ -49,7 +49,7 @@ NO_PEAKS = Peaks()
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Memory traffic of the whole machine since the last sample, in bytes per second. `source` names the counter ("umc",
+    """Memory traffic of the whole machine since the last sample, in bytes per second. `source` is the counter ("umc",
     "amd_df", "imc"). `read` and `write` are None where it knows only their sum, `total`."""
 
     total: float

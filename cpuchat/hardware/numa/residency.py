@@ -219,8 +219,8 @@ class Residency:
 
 def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = ROOT) -> Residency | None:
     """Return where the memory of process `pid` ("self": this one) is; `files` are the model files that it may map.
-    None: the process is gone or another user's, or the kernel has no NUMA. The kernel walks all page tables for it (hundreds
-    of milliseconds for hundreds of gigabytes): ask once after loading, in a thread."""
+    None: the process is gone or another user's, or the kernel has no NUMA. The kernel walks all page tables for it
+    (hundreds of milliseconds for hundreds of gigabytes): ask once after loading, in a thread."""
     names = {os.path.realpath(file) for file in files}
     weights, large = Counter[int](), Counter[int]()
     weights_policy = large_policy = ""
@@ -239,9 +239,9 @@ def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = RO
 
 
 def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = ROOT) -> str:
-    """Make sure that mapping the file, later, gives memory placed as `policy` says: drop one that is in the page cache on
-    the wrong nodes, so that it is read again under the policy of the process that maps it. Returns one sentence on what
-    was done or could not be done; "" when there was nothing to do."""
+    """Make sure that mapping the file, later, gives memory placed as `policy` says: drop one that is in the page cache
+    on the wrong nodes, so that it is read again under the policy of the process that maps it. Returns one sentence on
+    what was done or could not be done; "" when there was nothing to do."""
     usable = {node.number: node.memory for node in topology.nodes if node.memory}
     if len(usable) < 2 or not policy.places:
         return ""

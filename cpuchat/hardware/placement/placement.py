@@ -53,9 +53,8 @@ class PlacementSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A `PlacementSpec` on one machine: `cpus`, one logical CPU for each thread, ascending, and the `memory_policy` with
-    its nodes spelled out; a sentence each why, and `notes` for the user. `roams`: the threads may move among these CPUs;
-    () pins each to its own."""
+    """A `PlacementSpec` on one machine: `cpus`, one logical CPU a thread, ascending, the `memory_policy` with all
+    nodes, a sentence each why, and `notes` for the user. `roams`: threads may move among these CPUs; () pins each."""
 
     cpus: tuple[int, ...]
     memory_policy: Policy

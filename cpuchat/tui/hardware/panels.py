@@ -93,7 +93,7 @@ class PlacementList(OptionList):
         return [*(offer.spec for offer in self._offers), *self._others]
 
     def offer(self, offers: Sequence[PlacementCandidate], used: Iterable[PlacementSpec], in_use: PlacementSpec) -> None:
-        """List these, the recommended one first, then what else was `used`. Keep the user's selection, else the used."""
+        """List these, the recommended one first, then what else was `used`. Keep a selection of the user's."""
         wanted = in_use if self.marked == self._in_use else self.marked
         self._offers, self._others, self._in_use = tuple(offers), (), in_use
         self._others = tuple(spec for spec in used if spec not in self._specs)

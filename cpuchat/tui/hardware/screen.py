@@ -124,7 +124,7 @@ class MachineReader:
 
 
 class HardwareScreen(Dismissable[None], keys="hardware"):
-    """Shows the machine and its placements, and loads the model in the selected one, in the place of the chat's answers.
+    """Shows the machine and its placements, and loads the model in the selected one, in place of the chat's answers.
     `facts` is None while the machine is being read; `now` follows the worker and the counters."""
 
     CSS_PATH = "hardware.tcss"
