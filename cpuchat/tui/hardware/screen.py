@@ -202,6 +202,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         model = self._conversation.model
         return None if model is None or model.server else model
 
+    @property
+    def _is_loading(self) -> bool:
+        session = self._services.session
+        return session.activity is Activity.LOADING and isinstance(session.source, Path)
+
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
         is_first, spec, loaded = self.facts is None, PlacementSpec.of(self._services.settings), self._loaded
@@ -216,11 +221,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         backend, model = self._conversation.backend, self._model
         engine = backend.engine if backend.pid or model else None
         counting = self._services.settings.hardware.counters
-        session = self._services.session
-        loading = session.activity is Activity.LOADING and isinstance(session.source, Path)
         self.now = dataclasses.replace(
-            self.now, model=model, loading=loading, engine=engine, counting=counting, placement=None, placed=False,
-            cpu_module="",
+            self.now, model=model, loading=self._is_loading, engine=engine, counting=counting, placement=None,
+            placed=False, cpu_module="",
         )  # fmt: skip
         if self.facts is None or not self.has_widgets:
             return
@@ -249,7 +252,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _sample(self) -> None:
         if self.facts is None:
             return
-        if self._change is None and self.now.loading != (self._services.session.activity is Activity.LOADING):
+        if self._change is None and self.now.loading != self._is_loading:
             self._refresh_now()  # a load of the chat has begun or ended
             return
         sample = self._services.machine_watch.sample() if self.now.counting else None
