@@ -44,9 +44,8 @@ from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
 @dataclass
 class LoadedModel:
-    """A model with everything that answers need: the stores of all `lanes`, the `speculator` of answers on the engine's
-    thread, and `beside` that of each lane for other answers, without the draft model, which can follow one answer.
-    `template`: None: the model has none."""
+    """A model with all that answers need: the stores of its `lanes`, the `speculator` of answers on the engine's
+    thread, and `beside` that of each lane for others, without the draft model. `template` None: the model has none."""
 
     model: Model
     template: ChatTemplate | None
@@ -338,9 +337,8 @@ class AnswerRun:
 def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]:
     """Return the seconds of one run, and the share of them for which the threads waited for a core (None: not known).
 
-    Saves and leaves the chat in memory. The `depth` tokens are the same each time, so that they are evaluated once for
-    all runs that follow each other. Raises Interrupted: cancelled; UsageError: the tokens do not fit the context;
-    GenerationFailed: llama.cpp rejected a batch."""
+    The `depth` tokens are the same each time: runs that follow each other evaluate them once. Raises Interrupted:
+    cancelled; UsageError: the tokens do not fit the context; GenerationFailed: llama.cpp rejected a batch."""
     model, sequence = loaded.model, loaded.model.sequence
     needed = command.depth + command.n_prompt + command.n_gen
     if needed > sequence.n_ctx:

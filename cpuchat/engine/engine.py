@@ -48,11 +48,11 @@ class Engine:
     """Loads one model at a time and answers with it, until it is closed.
 
     All methods but those around `cancel` and `…_beside` belong to one thread, which also computes. Expected failures
-    become `Failed` events; the model then stays loaded, unless the load failed. `emit`: takes every event; called on
-    the threads of answers, and for text on the output thread. `budget`: how much of saved chats may be written to disk.
+    become `Failed` events; the model then stays loaded, unless the load failed. `emit` takes every event, on the
+    threads of answers and on the output thread. `budget`: how much of saved chats may be written to disk.
 
-    An answer that is alone runs on the engine's thread. Up to `parallel` of them run at once, the others on threads of
-    their own (`engine.llama.passes`); the engine's evaluates their tokens, with its own answer or in `run_beside`."""
+    An answer that is alone runs on the engine's thread. Up to `parallel` run at once, the others on threads of their
+    own (`engine.llama.passes`); the engine's evaluates their tokens, with its own answer or in `run_beside`."""
 
     def __init__(self, emit: Callable[[Event], None], budget: WriteBudget | None = None) -> None:
         bindings.start()
@@ -159,8 +159,8 @@ class Engine:
             answer.reasoning.end()
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
-        """Answer a request. Ends with `GenerationFinished` or `Failed`. `arrived`: when the request reached this
-        process, by `perf_counter`; None: now."""
+        """Answer a request that `arrived` at `perf_counter()` (None: now). Ends with `GenerationFinished` or
+        `Failed`."""
         arrived = perf_counter() if arrived is None else arrived
         with self._answering(command.request_id):
             self._run_answer(command, arrived)

@@ -1,8 +1,6 @@
 """The measuring process, `python -m cpuchat.engine.lockstep`: two or more models evaluate the same tokens in lockstep,
-and their distributions are compared at once. Its messages are in `quality.messages`.
-
-Nothing of the size of vocabulary × text is kept: memory is bounded by one batch of logits per model. All models must
-fit into memory together.
+and their distributions are compared at once. Its messages are in `quality.messages`. All models must fit into memory
+together, with one batch of logits per model: nothing of the size of vocabulary × text is kept.
 """
 
 from __future__ import annotations
@@ -157,8 +155,7 @@ def _evaluate(model: Model, window: Window, start: int, end: int) -> list[np.nda
 
 def _windows(vocab: Vocab, texts: Sequence[Text], n_ctx: int, template: str) -> list[Window]:
     """Cut the texts into windows of `n_ctx` tokens, the kinds in turn, so that an early estimate covers all. Raises
-    UsageError: no text has that many tokens; TemplateError, GenerationFailed: the texts cannot be rendered or
-    tokenized."""
+    UsageError: no text is that long; TemplateError, GenerationFailed: a text cannot be rendered or tokenized."""
     start = vocab.tokenize(b"", add_special=True)[:1]
     by_kind: list[list[Window]] = []
     longest = 0

@@ -32,8 +32,7 @@ SLAB_BYTES = 256 << 20
 
 
 class LogParser:
-    """Parses llama.cpp's log: the current tensor, its target type, and errors. Each tensor that is begun is reported to
-    `output`."""
+    """Parses llama.cpp's log: the current tensor, told to `output`, its target type, and errors."""
 
     def __init__(self, llama: Any, output: LineOutput | None = None) -> None:
         self.types: dict[str, str] = {}
@@ -110,8 +109,8 @@ def main() -> None:
     unfinished: Path | None = None
 
     def read() -> None:
-        """Queue requests; end the process with the input, and delete the unfinished file: the call of llama.cpp cannot
-        be interrupted."""
+        """Queue requests; end the process with the input, and delete the unfinished file: nothing interrupts
+        llama.cpp."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             for line in sys.stdin.buffer:
                 requests.put(msgspec.json.decode(line, type=prepared(QuantizeRequest)))

@@ -1,12 +1,10 @@
 """Predicts the tokens of a written text, and compares the predictions with those of another worker (`Score`).
 
-Each row of logits has the size of the vocabulary. One worker writes a block of rows to a file in memory that both
-share, the other one reads them from there and compares them with its own: nothing of the size of vocabulary × text is
-kept, a row is copied once, and neither of them waits inside a command for the other.
+A row of logits has the size of the vocabulary. One worker writes a block of rows to a file in memory that both share,
+the other compares them with its own: neither keeps vocabulary × text, or waits inside a command for the other.
 
-That takes as many rows for a pass as a prefill has tokens in an efficient batch, and contexts for chats have few. So
-the text is evaluated in a context of its own, which gets a copy of the prompt's state and is freed afterwards: what
-is measured of an answer, memory among it, stays what it is in a chat.
+That takes more rows for a pass than contexts for chats have. So the text is evaluated in a context of its own, which
+gets a copy of the prompt's state and is freed afterwards: what is measured of an answer stays what it is in a chat.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from cpuchat.quality.messages import RowComparer
 
 
 class Scorer:
-    """Runs the commands of one job. Used and closed on the engine's thread. Raises DoesNotFit: there is not enough
-    memory for its context."""
+    """Runs the commands of one job. Used and closed on the engine's thread. Raises DoesNotFit: too little memory."""
 
     def __init__(self, loaded: LoadedModel, command: Score) -> None:
         self._loaded = loaded
@@ -67,8 +64,7 @@ class Scorer:
         return TokensScored(request_id=command.request_id, compared=tuple(compared))
 
     def _rows(self, tokens: list[int], n: int, n_prompt: int) -> list[np.ndarray]:
-        """Return the rows of logits after which each of the last `n` tokens follows: views, valid until the next
-        pass."""
+        """Return the rows of logits after which each of the last `n` tokens follows: views, until the next pass."""
         sequence, first = self._sequence, len(tokens) - n - 1  # the token after which the first of them follows
         rows: list[np.ndarray] = []
         held = min(common_prefix(sequence.tokens, tokens), first)

@@ -1,14 +1,12 @@
 """Evaluates a prompt, and decodes an answer: token by token, or verifying drafts of several tokens in one pass.
 
 Exact-match verification (speculative decoding without rejection sampling): the target's own sampler chooses a token
-from each row in order, and drafted tokens are accepted as long as they are the ones it chooses. With any sampling
-settings the text is the one that plain decoding gives with the same seed, up to floating-point differences between a
-pass over one token and one over several.
+from each row in order, and accepts drafted tokens as long as they are its choice. With the same seed the text is that
+of plain decoding, up to floating-point differences between passes over one token and over several.
 
-A prompt is evaluated in batches so small that cancelling takes effect within 50 ms. llama.cpp checks the abort flag
-between the nodes of its graph, and one node over a large batch, above all the attention of one layer over a long
-context, can take much longer. The size depends on the model, the thread count and the position only, never on measured
-time: the same prompt is always split the same way, and gives the same logits.
+A prompt is evaluated in batches so small that cancelling takes effect within 50 ms: llama.cpp checks the abort flag
+between the nodes of its graph, and one node over a large batch can take much longer. Their size depends on the model,
+the thread count and the position, never on measured time: a prompt is always split the same way.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ _ATTENTION_RATE: Final = {True: 40e9, False: 20e9}
 
 @dataclass(frozen=True)
 class PrefillChunking:
-    """Work of the largest nodes of a graph. `matmul`: operations per token of the largest weight matrix; `is_float`: it
-    is not quantized. `attention`: operations per token and token of context of one layer. `wide_vectors`: the CPU has
-    AVX-512."""
+    """Work of the largest nodes of a graph, in operations per token: `matmul` of the largest weight matrix (`is_float`:
+    not quantized), `attention` of one layer for each token of context. `wide_vectors`: the CPU has AVX-512."""
 
     matmul: float
     attention: float
@@ -108,10 +105,9 @@ def prefill(
     chunking: PrefillChunking,
     on_progress: Callable[[int], None],
 ) -> np.ndarray:
-    """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts; returns the logits
-    after it. `on_progress`: called with the tokens processed before the first batch and after each. Raises Aborted:
-    stopped; the sequence holds the finished part, which a next call reuses; GenerationFailed: llama.cpp rejected a
-    batch."""
+    """Evaluate `prompt` from where the store has begun, with checkpoints for later prompts; returns the logits after
+    it. `on_progress` gets the tokens processed. Raises Aborted: stopped; the sequence holds the finished part, which a
+    next call reuses; GenerationFailed: llama.cpp rejected a batch."""
     sequence, tokens, row, at, now = store.sequence, prompt.tokens, start.row, start.n, perf_counter()
     on_progress(at)
     ahead = iter(store.places(prompt, at))
@@ -144,9 +140,8 @@ UPDATE_SECONDS: Final = 0.25
 
 class Decoder:
     """Decodes one answer, until the model ends it, a stop string, `max_tokens` (0 = no limit), a full context or a
-    cancel: token by token, or with the drafts of a `speculator`, which has begun the answer with the prompt. A stop
-    inside a draft ends the answer there; the rest of the draft is dropped. `on_update`: called with (tokens written,
-    figures) a few times a second, where there is a speculator."""
+    cancel: token by token, or with the drafts of a `speculator`, which has begun the answer with the prompt.
+    `on_update` gets the tokens written and the figures a few times a second, where there is a speculator."""
 
     def __init__(
         self,
@@ -172,9 +167,8 @@ class Decoder:
         self._tokens = self._result.tokens
 
     def run(self, row: np.ndarray) -> DecodeResult:
-        """Decode, starting from `row`, the logits after the prompt, float32 of shape (n_vocab,). All text has been
-        emitted when this returns. The last token is part of the answer but not of the sequence. Raises
-        GenerationFailed: llama.cpp rejected a batch, or the logits are NaN or infinite; the text so far was emitted."""
+        """Decode, starting from `row`, the logits after the prompt. The last token is part of the answer but not of the
+        sequence. Raises GenerationFailed: llama.cpp rejected a batch, or the logits are NaN or infinite."""
         sequence, speculator, result, tokens = self._sequence, self._speculator, self._result, self._tokens
         sample, take, n_prompt = self._sampler.sample, self._take, len(sequence)
         sequence.decode_seconds = 0.0

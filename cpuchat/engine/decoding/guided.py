@@ -1,7 +1,5 @@
 """Constraints of an answer that may reason first, for a limited number of tokens, and then match a grammar, all of it
 or the calls of tools in it, wherever they begin. llguidance follows the grammar.
-
-Reasoning, and the markers around it, come before the grammar.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ _N_LIKELY: Final = 64
 class Grammar:
     """The grammar of one answer, and what of it is accepted.
 
-    Tokens without a text that the user sees are never allowed, but for those that end the answer once it is complete,
-    and the `markers`, whose text is part of the grammar. `text`: as of `Generate.grammar`, or a grammar of llguidance
-    in Lark, which defines `start`. Raises UsageError: the grammar is invalid."""
+    Tokens without visible text are never allowed, but for those that end a complete answer, and the `markers`, whose
+    text is part of the grammar. `text`: as of `Generate.grammar`, or Lark of llguidance, which defines `start`. Raises
+    UsageError: the grammar is invalid."""
 
     def __init__(self, vocab: Vocab, text: str, markers: frozenset[int] = frozenset()) -> None:
         from llguidance import LLMatcher  # 8 MB, for answers in a form only
@@ -122,9 +120,8 @@ class EitherGrammar:
 
 
 class CallGuide:
-    """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing.
-
-    `is_over`: they have begun, or cannot any more."""
+    """Follows an answer until calls begin, or cannot any more (`is_over`). The grammar is made then: most answers call
+    nothing."""
 
     def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool], rule: CallRule = ANY_CALL) -> None:
         self._vocab = vocab
@@ -225,10 +222,9 @@ def call_markers(vocab: Vocab, form: CallFormat) -> tuple[int, ...]:
 
 
 class ReasoningLimit(Constraint):
-    """Follows the reasoning that an answer may begin with, and ends it when its budget is used up, when the user wants
-    the answer, or where the model would end without one that is required: the tokens that close it follow then.
-    `budget`: most tokens of reasoning; None: no limit. `is_required`: an answer in a form follows, whose text is told
-    apart from the markers around reasoning."""
+    """Follows the reasoning of an answer, and forces the tokens that close it when its `budget` of tokens (None: no
+    limit) is used up, when the user wants the answer, or where the model would end without one that `is_required`: an
+    answer in a form, whose text is told apart from the markers around reasoning."""
 
     def __init__(self, vocab: Vocab, budget: int | None = None, *, is_required: bool = False) -> None:
         self._vocab = vocab
@@ -259,8 +255,8 @@ class ReasoningLimit(Constraint):
         return self._splitter is None
 
     def precedes(self, token: int) -> bool:
-        """Return whether `token`, coming next, belongs to the reasoning or what marks it, or, where no answer is
-        required, may do so."""
+        """Return whether `token`, coming next, belongs to the reasoning or its markers, or may where no answer is
+        required."""
         splitter = self._splitter
         if splitter is None or splitter.in_reasoning or not self._is_required:
             return splitter is not None
@@ -305,9 +301,8 @@ class ReasoningLimit(Constraint):
 
 
 class AnswerGrammar(Constraint):
-    """Holds an answer, after its `reasoning`, which is asked before this one, to a grammar: all of it to `grammar`, or
-    the calls in it from where they begin. `grammar` is None where the answer may be anything; `calls` has the grammar
-    of the calls in such an answer, None: no calls."""
+    """Holds an answer, after its `reasoning`, which is asked before this one, to a grammar: all of it to `grammar`
+    (None: any text), or the calls in it to that of `calls` (None: no calls)."""
 
     def __init__(
         self, vocab: Vocab, grammar: Grammar | EitherGrammar | None, calls: CallGuide | None, reasoning: ReasoningLimit

@@ -62,12 +62,10 @@ def largest(row: Row, k: int) -> Ids:
 
 
 class _Shortlist:
-    """Finds those of the `k` largest entries that matter, in one row after the other.
-
-    That are the entries within a margin of the peak, as a rule: the others of the `k` have so little weight that they
-    change nothing (`Sampler._cut` decides). Where they might, the row is searched for all of the `k`, and the margin
-    widened. The rest uses Python numbers: after a decode the caches hold none of numpy's code, and calling another of
-    its functions costs more than the few numbers that it works on."""
+    """Finds those of the `k` largest entries that matter, in one row after the other: as a rule, those within a margin
+    of the peak. Where others might matter (`Sampler._cut`), the row is searched for all `k`, and the margin widened.
+    The rest uses Python numbers: after a decode the caches hold none of numpy's code, and calling another of its
+    functions costs more than the few numbers that it works on."""
 
     def __init__(self, k: int, n_vocab: int) -> None:
         self.k = k
@@ -137,8 +135,7 @@ Mask = Callable[[Row], NDArray[np.bool_]]
 
 
 class Constraint(ABC):
-    """What an answer may be, beside its probability. Nothing is ever rolled back: drafted tokens are accepted one by
-    one, after their check."""
+    """What an answer may be, beside its probability. Nothing is rolled back: drafted tokens are checked one by one."""
 
     @abstractmethod
     def accept(self, token: int) -> None:
@@ -166,11 +163,9 @@ class Sampler:
     """Samples tokens for one answer; the same seed, settings and rows give the same tokens.
 
     A sampled token that a constraint rejects is sampled again from those that all of them allow, as in llama.cpp
-    (common/sampling.cpp). `sample` may be called for several rows in order with `accept` between them, as verification
-    of drafted tokens does: without constraints it uses exactly one uniform number per call (none when greedy), and it
-    changes nothing else. `banned` tokens are never chosen; the `constraints` are asked in their order. `seed`: the one
-    in use; drawn (32 bits) when `sampling.seed` is None. Raises UsageError: a value of `sampling` is out of range; the
-    message names it."""
+    (common/sampling.cpp). Without constraints `sample` uses one uniform number (none when greedy), and changes nothing
+    else. `banned` tokens are never chosen; the `constraints` are asked in their order. `seed`: the one in use, drawn
+    (32 bits) when `sampling` has none. Raises UsageError: a value of `sampling` is out of range."""
 
     def __init__(
         self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = (), constraints: Sequence[Constraint] = ()
@@ -191,8 +186,7 @@ class Sampler:
         self._min_p_logit = math.log(min(sampling.min_p, 1.0)) if sampling.min_p > 0 else -math.inf
 
     def accept(self, token: int) -> None:
-        """Add `token` to the text that penalties and constraints apply to. Raises GrammarUnmet: the text cannot go on
-        under a constraint."""
+        """Add `token` to what penalties and constraints apply to. Raises GrammarUnmet: a constraint cannot go on."""
         if self._window is not None:
             self._window.add(token)
         if self._constraints:
@@ -207,10 +201,9 @@ class Sampler:
                 self._window.add(token)
 
     def sample(self, row: Row) -> int:
-        """Return the next token. `row`: logits, float32 of shape (n_vocab,). It may be a view of the engine's memory:
-        penalties are written into it and restored before the call returns; the logits of banned tokens stay -inf.
-        Raises GenerationFailed: the row holds NaN or infinity where the winner is; GrammarUnmet: no token of the
-        vocabulary is allowed."""
+        """Return the next token. `row`: logits, float32 of shape (n_vocab,), which may be a view of the engine's
+        memory: only the logits of banned tokens change, to -inf. Raises GenerationFailed: the row holds NaN or infinity
+        where the winner is; GrammarUnmet: no token of the vocabulary is allowed."""
         if not self._constraints:
             return self._sample(row)
         for one in self._constraints:
@@ -283,9 +276,8 @@ class Sampler:
     def _cut(
         self, ids: list[int], logits: list[float], limit: float, peak: float
     ) -> tuple[list[int], list[float]] | None:
-        """Apply top-p, min-p and temperature to the largest entries, in Python numbers.
-
-        None when others of the top-k, which are all below `limit`, could change the result."""
+        """Apply top-p, min-p and temperature to the largest entries, in Python numbers. None when others of the top-k,
+        which are all below `limit`, could change the result."""
         s, exp = self._sampling, math.exp
         n = keep = len(ids)
         others = max(s.top_k - n, 0) * exp(limit - peak)  # their share of the peak's weight, at most
@@ -340,8 +332,8 @@ class Sampler:
 
 
 def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> int:
-    """Return how many of `logits` (descending) reach the share `top_p` of `total` (None: of their own sum), at least
-    one."""
+    """Return how many of `logits` (descending), at least one, reach the share `top_p` of `total` (None: of their
+    sum)."""
     cumulative = np.exp(logits.astype(np.float64) - float(peak)).cumsum()
     target = top_p * (cumulative[-1] if total is None else total)
     return min(int(cumulative.searchsorted(target)) + 1, cumulative.size)

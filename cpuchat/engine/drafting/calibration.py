@@ -1,8 +1,8 @@
 """The cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times, measured at a load.
 
 The curve decides whether drafting pays, and how far; it differs by model, quantization, cores and build, so it is
-measured on the loaded model itself, with random tokens (a mixture of experts then uses as many experts as with real
-text, or more).
+measured on the loaded model itself, with random tokens (of which a mixture of experts uses as many experts, or
+more).
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ def measure(
     on_progress: Callable[[int, int], None],
     of_target: PassCosts | None = None,
 ) -> PassCosts:
-    """Measure both models, or only the draft model where the costs `of_target` are known.
+    """Measure both models, or only the draft model where the costs `of_target` are known. Empties their sequences.
 
-    Empties their sequences. Under heavy load the result may still be implausible. The costs of the draft model are
-    followed in each answer, so a disturbance of those alone only makes the result unsteady. `on_progress`: called with
-    the measurements done, and all of them. Raises Aborted: the abort flag was set; GenerationFailed: llama.cpp rejected
-    a batch."""
+    Under heavy load the result may still be implausible; a disturbance of the draft model's costs, which each answer
+    follows, only makes it unsteady. `on_progress` gets the measurements done, and all of them. Raises Aborted: the
+    abort flag was set; GenerationFailed: llama.cpp rejected a batch."""
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
     total = ((0 if of_target else len(points)) + (1 if draft is not None else 0)) * _ROUNDS
     n_threads = target.pool.n_threads
@@ -86,10 +85,9 @@ def random_tokens(n: int, n_vocab: int) -> list[int]:
 
 
 class Curve:
-    """Measures T(n) of a target: the best of at least two passes for each n that fits into the budget.
-
-    The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that is
-    implausible, it is retried."""
+    """Measures T(n) of a target: the best of at least two passes for each n that fits into the budget, because
+    disturbances only make a pass slower, and by much: threads wait for each other. Where even that is implausible, it
+    is retried."""
 
     def __init__(self, sequence: Sequence, n_threads: int, points: list[int]) -> None:
         self._sequence = sequence
@@ -135,9 +133,8 @@ class Curve:
         return {n: min(values)[0] for n, values in self._samples.items()}
 
     def costs(self) -> PassCosts:
-        """Return the costs of the target alone. They are steady where the best two passes of most sizes took about the
-        same time, disturbed where other programs ran even during the best plain pass, or those of most sizes; a
-        rollback after a rejected token takes the median."""
+        """Return the costs of the target alone: steady where the best two passes of most sizes took about the same
+        time, disturbed where other programs ran even during the best plain pass, or those of most sizes."""
         rollbacks = [rollback for n, values in self._samples.items() if n > 1 for _, _, rollback in values]
         rollback_ms = statistics.median(rollbacks) if rollbacks else 0.0
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
@@ -147,8 +144,7 @@ class Curve:
         return PassCosts(interpolate(self._best), rollback_ms=rollback_ms, steady=steady, disturbed=disturbed)
 
     def timed_pass(self, n: int) -> tuple[float, float]:
-        """Return the ms of one verify pass over `n` tokens, with an argmax of each row, and of the rollback after it (0
-        for one token)."""
+        """Return the ms of one verify pass over `n` tokens, and of the rollback after it (0 for one token)."""
         sequence, rollback = self._sequence, 0.0
         sequence.checkpoint()
         if n == 1:
@@ -202,10 +198,8 @@ def calibrated_costs(
     abort: AbortFlag,
     notes: list[str],
 ) -> tuple[PassCosts | None, DraftsOff | None]:
-    """Return the costs that are known, or measure them; None with the reason why drafting stays off.
-
-    Cancelling skips the measurement. What the user should know is added to `notes`. Raises Interrupted: cancelled for
-    good."""
+    """Return the costs that are known, or measure them, unless cancelled; None with the reason why drafting stays off.
+    What the user should know is added to `notes`. Raises Interrupted: cancelled for good."""
     on, alone = conditions(target, draft), conditions(target)
     known, of_target = record.calibration(on), record.calibration(alone)
     earlier = known.value if known is not None else None

@@ -1,7 +1,7 @@
 """Drafts with a small model that has the target's vocabulary: when, and how far.
 
-Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
-drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
+After a verify pass it reads only the target's own token and at most one drafted token. Drafts are greedy whatever the
+sampling settings are, because the target's sampler decides anyway.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ _UNREADABLE: Final = 0
 
 
 class DraftModel:
-    """Drafts with a second model.
+    """Drafts with a second model, which must be able to roll back.
 
-    The text may be longer than the model's context, and reading all of it may cost more than it gains: the sequence
-    may hold only the end of the text, from `_start` on. It must be able to roll back. `n_vocab`: ids that both models
-    have; others are never proposed. `follows`: a head follows what the model evaluates, which costs a little of each
-    pass. `passes`: evaluations of the model so far, each of which reads all its weights."""
+    Reading a whole text may cost more than it gains, or exceed the context: the sequence may hold only its end, from
+    `_start` on. `n_vocab`: ids that both models have; others are never proposed. `follows`: a head follows what the
+    model evaluates, which costs a little of each pass. `passes`: evaluations of the model so far."""
 
     rereads = False
     """It reads again what it has drafted and was accepted."""
@@ -90,8 +89,7 @@ class DraftModel:
         self._start = max(len(self._text) - max(n, 1), 0)
 
     def propose(self, max_n: int) -> Proposal:
-        """Draft at most `max_n` tokens; reads first what is unread. Raises Aborted, GenerationFailed: as
-        `Sequence.extend`."""
+        """Draft at most `max_n` tokens; reads first what is unread. Raises as `Sequence.extend`."""
         proposal = Proposal("draft")
         if max_n <= 0 or not self._text or not self._is_ready():
             return proposal
@@ -110,10 +108,8 @@ class DraftModel:
             row = self._step(token)
 
     def read(self, n: int) -> int:
-        """Read the next `n` tokens of the text in large batches; returns how many that were.
-
-        The newest token is left for `propose`, and of a text that is longer than the context only the end is read.
-        Raises Aborted, GenerationFailed: as `Sequence.extend`."""
+        """Read the next `n` tokens of the text in large batches; returns how many that were. The newest token is left
+        for `propose`, and of a text longer than the context only the end is read. Raises as `Sequence.extend`."""
         if not self._is_ready():
             return 0
         self._drop_rejected(0)
@@ -126,11 +122,8 @@ class DraftModel:
         return self._synced - before
 
     def score(self, n: int) -> list[bool]:
-        """Read the next `n` tokens; returns for each whether the one after it would have been drafted.
-
-        One pass scores all of them: the acceptance that it would have had, without having drafted anything. The newest
-        token of the text has no successor yet and is left for `propose`. Raises Aborted, GenerationFailed: as
-        `Sequence.extend`."""
+        """Read the next `n` tokens; returns for each whether the one after it would have been drafted: the acceptance,
+        without having drafted anything. The newest token is left for `propose`. Raises as `Sequence.extend`."""
         accepted: list[bool] = []
         if not self._is_ready():
             return accepted
@@ -183,9 +176,7 @@ T = TypeVar("T")
 
 
 _MAX_SCORED: Final = 32
-"""Tokens at the end of a long text that are scored while the draft model reads it: rows of logits cost more than
-reading.
-"""
+"""Tokens at the end of a long text that are scored while it is read: rows of logits cost more than reading."""
 _REST: Final = 3
 """Plain passes between two explorations of a draft model that is off; more would cost more than a late start."""
 
@@ -212,8 +203,7 @@ class ModelDrafting:
         return self.drafter.passes - self._passes_before
 
     def propose(self, room: int) -> Proposal | None:
-        """Return a draft of at most `room` tokens; None: no draft now. Raises Aborted, GenerationFailed: the draft
-        model was stopped, or failed."""
+        """Return a draft of at most `room` tokens; None: no draft now. Raises as `Sequence.extend`."""
         draft, from_start = self.drafter, self.drafter.n_unread_from_start
         room = min(room, draft.sequence.max_draft)
         if self._rest_steps:
@@ -255,8 +245,7 @@ class ModelDrafting:
             self._wait_ms += 1e3 * took
 
     def take_wait_ms(self) -> float:
-        """Return the ms that the target has waited since the last pass: a cost of the next pass, whether accepted or
-        not."""
+        """Return the ms that the target has waited since the last pass: a cost of the next one."""
         waited, self._wait_ms = self._wait_ms, 0.0
         return waited
 

@@ -22,8 +22,7 @@ from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 _KEPT: Final = 512
-"""Hidden states of the newest tokens that are kept: what it has not read while it was off and is further back than
-that, it never reads."""
+"""Hidden states of the newest tokens that are kept: what is further back while it is off, it never reads."""
 _LONGEST_PASS: Final = MAX_DEPTH + 1
 _READ_AFTER: Final = 256
 """Unread tokens of a prompt after which it reads them: every batch loads its weights once."""
@@ -65,9 +64,9 @@ class Head(DraftModel):
     """Drafts with a head of the model whose answers it is for.
 
     It knows the hidden states of what the model has evaluated since it was made (`observe`). Where some are missing,
-    after a state was restored, it begins behind them: attention in one layer, above the hidden states of a whole
-    model, needs little of what is far. `sequence` is the head's; `target` the model's, which tells each batch from now
-    on. While it `follows`, it keeps hidden states, and reads prompts beside the model."""
+    after a state was restored, it begins behind them: one layer above the hidden states of a whole model needs little
+    of what is far. `sequence` is the head's, `target` the model's. While it `follows`, it keeps hidden states, and
+    reads prompts beside the model."""
 
     rereads = True
 
@@ -80,8 +79,8 @@ class Head(DraftModel):
         target.on_evaluated = self.observe
 
     def observe(self, at: int, n: int) -> None:
-        """Keep the hidden states of the `n` tokens that the model has just evaluated, from position `at` on; 0: others
-        are in its KV cache from now on."""
+        """Keep the hidden states of the `n` tokens that the model has just evaluated at `at`; 0: others are there
+        now."""
         if not n or not self.follows:
             return self._known.forget(at)
         self._known.put(at, self._head.features(self._target, n))
@@ -110,8 +109,7 @@ class Head(DraftModel):
 
     @property
     def _is_blind(self) -> bool:
-        """Return whether the hidden state before the newest token is unknown, as the model has evaluated nothing since
-        its state was restored, or since it is followed."""
+        """Return whether the hidden state before the newest token is unknown: the model has evaluated nothing since."""
         return not self._known.first < len(self._text) - 1 <= self._known.end
 
     def _is_ready(self) -> bool:
@@ -151,10 +149,8 @@ class Head(DraftModel):
         super()._evaluate(tokens, n_outputs)
 
     def _give_states(self, at: int, n: int) -> None:
-        """Set the states of a batch of the text's tokens from position `at` on: those before them.
-
-        There is none before the first token. After a state was restored, that of the newest token is not there either:
-        the next one's has to do."""
+        """Set the states of a batch of the text's tokens from position `at` on: those before them. There is none before
+        the first token, nor before the newest one after a state was restored: the next one's has to do."""
         states, known = self._head.states, self._known
         missing = int(at <= known.first)
         rows = self._head.states_of(known.of(at - 1 + missing, n - missing))

@@ -37,8 +37,8 @@ _LOOKUP_AHEAD: Final = 0.1
 
 
 class Speculator:
-    """Proposes drafts for one answer after the other and learns from their acceptance. Suffix decoding is asked first;
-    the draft model drafts when it has nothing worth a pass. The controller decides what is.
+    """Proposes drafts for one answer after the other and learns from their acceptance. Suffix decoding is asked first,
+    then the draft model. The controller decides what is worth a pass.
 
     `costs` are measured; None when there was no calibration, with `uncalibrated` as the reason. `draft`: the draft
     model, if one is loaded. `max_depth`: longest draft that the target can verify and roll back; 0 = never draft, for
@@ -121,10 +121,9 @@ class Speculator:
         return self._controller.chances(proposal)
 
     def propose(self, written: list[int], room: int, *, is_shared: bool = False) -> Proposal | None:
-        """Return a draft to verify now; None: decode the next token without one. `written`: all tokens of the answer so
-        far. `room`: most tokens of the draft. `is_shared`: for a pass over tokens of other answers too, which verifies
-        as much of it as pays there; the draft model stays out of it. Raises Aborted, GenerationFailed: the draft model
-        was stopped, or failed."""
+        """Return a draft of at most `room` tokens to verify now; None: decode the next token without one. `written`:
+        all tokens of the answer so far. `is_shared`: for a pass over tokens of other answers too, which verifies as
+        much of it as pays there, without the draft model. Raises as `Sequence.extend`."""
         self._was_asked = self._lookup_debt <= 0
         if not self._was_asked:
             return None
@@ -190,9 +189,8 @@ class Speculator:
     def record_verify(
         self, proposal: Proposal, accepted: int, compared: int, seconds: float, rollback: float, again: int
     ) -> None:
-        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too.
-
-        After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes."""
+        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too. After its
+        `seconds` the others were rolled back in `rollback` seconds, with `again` further passes."""
         if self._suffix is not None and proposal.drafter == "suffix":
             self._suffix.start_verify()  # offered for a shared pass whose company has left
         model, ms = self._model, 1e3 * (self._lookup_seconds + seconds)
@@ -227,7 +225,7 @@ class Speculator:
 
 @dataclass
 class SpeculationSetup:
-    """The speculator of a loaded model, and its draft model if any: `pair` are their fingerprints. Free it before the
+    """The speculator of a loaded model, and its draft model if any; `pair`: their fingerprints. Freed before the
     target."""
 
     speculator: Speculator
@@ -249,11 +247,9 @@ class SpeculationSetup:
 def set_up_speculation(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
 ) -> SpeculationSetup:
-    """Load the draft model that `command` names, and determine the cost of drafting.
-
-    A failure of either does not prevent using the target and is added to `target.info.notes`. Cancelling a calibration
-    skips it. `available`: bytes of memory that the draft model may take. Raises Interrupted: the load of the draft
-    model was cancelled."""
+    """Load the draft model that `command` names, and determine the cost of drafting. A failure of either is added to
+    `target.info.notes`. `available`: bytes of memory that the draft model may take. Raises Interrupted: the load of the
+    draft model was cancelled; a cancelled calibration is skipped."""
     notes: list[str] = []
     draft = _load_draft(target, command, available, on_progress, abort, notes)
     drafter = None

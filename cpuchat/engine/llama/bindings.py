@@ -1,8 +1,8 @@
 """ctypes bindings: what llama-cpp-python leaves out, checks of its version, and pinned pools of compute threads.
 
 Importing this module loads libllama, silences its log and loads one CPU module of an engine that has them
-(`models.cpu_modules`); nothing is ever printed. All symbols come from libllama's handle, those of the CPU backend from
-its module's: opening libggml a second time would map a second copy with its own globals.
+(`models.cpu_modules`). All symbols come from libllama's handle, those of the CPU backend from its module's: opening
+libggml a second time would map a second copy with its own globals.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ _REINSTALL = (
 
 
 def _load_low_level() -> Any:
-    """Import `llama_cpp.llama_cpp` without the package's `__init__`.
-
-    That imports its high-level classes (0.4 s) and installs a log callback that prints."""
+    """Import `llama_cpp.llama_cpp` without its package, which takes 0.4 s and installs a log callback that prints."""
     name = "llama_cpp.llama_cpp"
     if name in sys.modules:
         return sys.modules[name]
@@ -92,8 +90,7 @@ def _function(name: str, restype: Any, *argtypes: Any, library: Any = None) -> A
 
 class LogTail:
     """Keeps the last lines of llama.cpp's log, for error messages and for what a load did (a dozen lines per layer).
-
-    llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`."""
+    Any thread logs, also in the middle of a decode: adding must stay one `append`."""
 
     def __init__(self) -> None:
         self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=8000)
@@ -124,10 +121,9 @@ log.install()  # as early as possible: nothing of llama.cpp's log may reach a te
 
 
 def _open_cpu_module(name: str) -> tuple[Any, str, tuple[str, ...]]:
-    """Load the CPU module `name`, or for `AUTO` the one with the highest score: llama.cpp would choose one by itself if
-    it found none loaded. Returns the library with the CPU backend, the module's name, and the modules that are worth
-    timing on this CPU; for an engine built for one CPU libllama, which links to its CPU backend, and no names. Raises
-    EngineMismatch: the module is not installed or cannot run here."""
+    """Load the CPU module `name`, or for `AUTO` the one with the highest score, as llama.cpp would. Returns the library
+    with the CPU backend, the module's name, and the modules worth timing on this CPU; for an engine built for one CPU
+    libllama, and no names. Raises EngineMismatch: the module is not installed or cannot run here."""
     modules = installed()
     if not modules:
         return _lib, "", ()
@@ -279,10 +275,10 @@ def _write_abort(message: bytes) -> None:
 
 
 class AbortFlag:
-    """Stops a running decode from another thread, within one graph node.
+    """Stops a running decode from another thread, within one graph node. One flag may serve several contexts.
 
-    llama.cpp calls a callback after each node. The callback is libc's `strlen` over a two-byte buffer: it needs no GIL,
-    costs nothing, and is non-zero ("abort") once the first byte is set. One flag may serve several contexts."""
+    llama.cpp calls a callback after each node: libc's `strlen` over a two-byte buffer. It needs no GIL, costs nothing,
+    and is non-zero ("abort") once the first byte is set."""
 
     def __init__(self) -> None:
         self._is_final = False
@@ -342,8 +338,7 @@ _started = False
 
 
 def start() -> None:
-    """Initialize llama.cpp: checks, log, abort hook, backend. Calling it again does nothing. Raises EngineMismatch: as
-    `check_layout`."""
+    """Initialize llama.cpp: checks, log, abort hook, backend; once. Raises EngineMismatch as `check_layout`."""
     global _started
     log.install()
     if _started:
@@ -355,8 +350,7 @@ def start() -> None:
 
 
 def engine_info() -> EngineInfo:
-    """Return version, commit, CPU features and kernels of the engine; needs no model. Raises EngineMismatch: as
-    `check_layout`."""
+    """Return version, commit, CPU features and kernels; needs no model. Raises EngineMismatch as `check_layout`."""
     start()
     printed = (llama.llama_print_system_info() or b"").decode("ascii", "replace")
     features = [f.rpartition(":")[2].split("=")[0].strip() for f in printed.split("|") if f.strip().endswith("= 1")]

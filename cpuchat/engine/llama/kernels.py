@@ -49,9 +49,9 @@ def refusal() -> str:
 
 
 def prepare(cpus: Sequence[int], n_threads: int, is_mapped: bool) -> None:
-    """Tell them before a load which CPUs will compute, so that each of the threads lays out, and first touches, the
-    weights that it will read; and whether the weights come from a mapped file, whose pages are then given back. `cpus`:
-    one for each thread, or more among which threads may move."""
+    """Tell them before a load which CPUs will compute, so that each thread lays out, and first touches, the weights
+    that it will read; and whether these come from a mapped file, whose pages are then given back. `cpus` may be more
+    than threads."""
     if bindings.kernels_library is not None:
         numbers = (ctypes.c_int * len(cpus))(*cpus)
         bindings.kernels_library.cpuchat_kernels_prepare(numbers, len(cpus), n_threads, is_mapped)
@@ -64,10 +64,9 @@ def choose(
     tell: Callable[[int, int], None],
     abort: AbortFlag,
 ) -> tuple[frozenset[str], list[str]]:
-    """Return the tensor types that a load of a model should use cpuchat's kernels for, and notes for the user.
-
-    What the model has much of is measured on these threads unless that was done before, in up to a second a type;
-    `tell` gets the number of types that are measured, and of all."""
+    """Return the tensor types that a load of a model should use cpuchat's kernels for, and notes for the user. Types of
+    which the model has much are measured on these threads once, in up to a second each; `tell` gets how many are, and
+    of how many."""
     is_wanted = options.kernels == "auto" and options.use_repack
     if bindings.kernels_library is None or not is_wanted:
         return frozenset(), []

@@ -1,8 +1,8 @@
 """A model on its way into memory: its options are checked, its file is read ahead, weights, context and threads are
 made, a first token is evaluated, and its limits on this machine are found.
 
-llama.cpp answers most wrong options by aborting the process, or with a NULL and no reason: they are checked and
-completed (`plan_load`) before it sees them.
+llama.cpp answers most wrong options by aborting, or with a NULL: they are checked and completed (`plan_load`)
+before.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ _LOAD_MODE: Final = {
 @dataclass(frozen=True)
 class LoadPlan:
     """Checked options, with the sizes of context and batches in place of "automatic", and what they cost. `n_outputs`:
-    rows of logits that one batch may ask for. `n_rs_seq`: snapshots of a recurrent state to request
-    (`sequence.Bounded`). `notes`: for the user."""
+    rows of logits of a batch. `n_rs_seq`: snapshots of a recurrent state to request (`sequence.Bounded`)."""
 
     options: LoadOptions
     need: MemoryNeed
@@ -90,8 +89,7 @@ class LoadPlan:
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX) -> LoadPlan:
     """Check `options` against the model, the machine and `available` bytes of memory. Raises UsageError: an option is
-    out of range or two contradict each other; the message names them; ModelUnsupported: the file is no language model;
-    DoesNotFit: not enough memory; the message holds the arithmetic."""
+    out of range or two contradict each other; ModelUnsupported: no language model; DoesNotFit: not enough memory."""
     if header.other:
         raise ModelUnsupported(
             f"{file_name(header.path)} is {header.other}, not a language model.", "Choose the main GGUF file beside it."
@@ -182,12 +180,11 @@ _PROGRESS_SECONDS: Final = 0.05
 def read_ahead(
     header: GGUFHeader, on_progress: Progress, abort: AbortFlag, readers: Collection[tuple[int, ...]] = ((),)
 ) -> bool:
-    """Read the missing parts of the file into the page cache, with progress and cancellation; returns whether there
-    were any.
+    """Read the missing parts of the file into the page cache; returns whether there were any. llama.cpp would do so
+    inside one mmap call that neither reports progress nor can be cancelled.
 
-    llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled. A page goes to
-    the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, they read interleaved chunks, so
-    that all nodes get the same share however fast they read."""
+    A page goes to the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, they read
+    interleaved chunks, so that all nodes get the same share however fast they read."""
     parts = model_files(header.path)
     total, n_readers = header.file_size, len(readers)
     try:
@@ -242,9 +239,8 @@ def bring_in(header: GGUFHeader, cpus: Collection[int], on_progress: Progress, a
 class Model:
     """A loaded model with its context and the sequences that chats use: `lanes`, of which `sequence` is the first.
 
-    Made, used and freed on one thread. `load` is the way to get one. `pool`: the threads that it computes on; its own,
-    unless it was loaded onto those of another model. `kernel_types`: the tensor types that cpuchat's kernels multiply,
-    as far as shapes allow."""
+    Made by `load`, used and freed on one thread. `pool`: the threads that it computes on, its own or those of another
+    model. `kernel_types`: the tensor types that cpuchat's kernels multiply, as far as shapes allow."""
 
     def __init__(self, header: GGUFHeader, plan: LoadPlan, abort: AbortFlag) -> None:
         self.header = header
@@ -281,11 +277,10 @@ class Model:
         """Load a GGUF file (any part of a split one).
 
         `threads`: CPUs to start one thread each on, which may move among `roams` as of `ThreadPool`; or the threads of
-        another model to compute on, sequentially with it: its owner frees them after this model. `available`: bytes of
-        memory that the model may take; None asks the system. `n_outputs`: rows of logits that one batch may ask for;
-        each takes 4 * n_vocab bytes. `on_header` is called before the weights are read, while the calling thread is not
-        pinned yet. Raises Interrupted where `abort` was set; ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit,
-        UsageError."""
+        another model, whose owner frees them after this one. `available`: bytes of memory that the model may take; None
+        asks the system. `n_outputs`: rows of logits that one batch may ask for. `on_header` is called before the
+        weights are read, and the calling thread is pinned. Raises Interrupted: `abort` was set; ModelNotFound,
+        ModelDamaged, ModelUnsupported, DoesNotFit, UsageError."""
         bindings.start()
         started = perf_counter()
         header = read_model(path)
@@ -359,8 +354,8 @@ class Model:
         self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...], on_progress: Progress
     ) -> None:
         """Make context, threads and sequence. A token is evaluated, to fault in remaining pages and to check the
-        weights, and with a recurrent state some more, to find out how it can be rolled back. Raises ModelDamaged: the
-        logits are NaN or infinite."""
+        weights, and with a recurrent state some more (`detect_rollback`). Raises ModelDamaged: NaN or infinite
+        logits."""
         on_progress("warming", 0, 1)
         n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
         n_lanes = self.options.parallel
@@ -389,9 +384,8 @@ class Model:
             sequence.rollback = detect_rollback(sequence)
 
     def sequence_beside(self, n_ctx: int, n_outputs: int) -> Sequence:
-        """Return an empty sequence for `n_ctx` tokens in a context of its own, which computes on the same threads and
-        gives `n_outputs` rows of logits for a batch. Free it with `free_sequence`, before this model. Raises
-        DoesNotFit: there is not enough memory."""
+        """Return an empty sequence for `n_ctx` tokens in a context of its own on the same threads, with `n_outputs`
+        rows of logits for a batch. Free it with `free_sequence`, before this model. Raises DoesNotFit."""
         n_ctx = self.sequence.n_ctx if self._is_long(self.sequence.n_ctx) else min(n_ctx, self.sequence.n_ctx)
         # The rows in llama.cpp's output buffer, and in the graph's.
         kv = self.plan.need.kv // self.options.parallel
@@ -404,9 +398,8 @@ class Model:
     def open_head(
         self, header: GGUFHeader, kind: HeadKind, on_progress: Progress, available: int | None = None
     ) -> LoadedHead:
-        """Return a draft head with a context of its own on the same threads: that of the model itself, which was loaded
-        with it, or the one in the file of `header`. Free it before this model. `available` as of `load`. Raises
-        Interrupted: `abort` was set; ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`."""
+        """Return a draft head with a context of its own on the same threads, the model's own or the one in the file of
+        `header`. Free it before this model. `available` and what is raised as of `load`, and GenerationFailed."""
         is_included, own = is_own(self.header.path, header.path), None
         need = draft_memory(header, self.options, self.sequence.n_ctx, self.header)
         check_fit(need, available_for_model() if available is None else available)
@@ -591,8 +584,7 @@ class Model:
 @dataclass(frozen=True)
 class LoadedHead:
     """A draft head beside its model, in the place of a draft model. `model`: the llama_model of a file of its own; None
-    for the head that the model contains. `info` is the model's, with what the head has in its place: path, name,
-    quantization, work and fingerprint."""
+    for the head that the model contains. `info` is the model's, with the head's path, name, quantization and work."""
 
     sequence: HeadSequence
     model: Any
@@ -622,8 +614,7 @@ def _reason(what: str, hint: str) -> str:
 
 
 def available_for_model() -> int:
-    """Return the bytes available for a model: at most the free memory of the nodes that this process is bound to.
-
-    The OOM killer ends a process that needs more than its nodes have, however much there is on others."""
+    """Return the bytes available for a model: at most the free memory of the nodes that this process is bound to. The
+    OOM killer ends a process that needs more than these have, however much there is on others."""
     policy = current()
     return available_within((policy.bound if policy is not None else ()) or allowed_nodes())

@@ -1,18 +1,15 @@
-"""Passes over the tokens of several answers at once (continuous batching): one pass over four tokens costs little more
-than one over one.
+"""Passes over the tokens of several answers at once (continuous batching): one over four tokens costs little more than
+one over one.
 
 Each answer has a sequence of the context (a lane) and runs on a thread of its own, as if it were alone. Where it would
-call llama_decode it leaves its tokens here instead and waits. The engine's thread, to which the compute threads belong,
-evaluates what is there as soon as no answer needs the rows of the last pass any longer. An answer joins and leaves
-between passes.
+call llama_decode it leaves its tokens here and waits. The engine's thread, to which the compute threads belong,
+evaluates what is there as soon as no answer needs the rows of the last pass. An answer joins and leaves between passes.
 
-Each lane has cells of its own in the KV cache (`kv_unified` False), because then all that is known of one sequence
-holds for each: cells in the order of the tokens, so that attention over them gives the same bits as alone; a window
-that others do not push out; cutting and states. One cache for all would mix the cells of the lanes, and every token
-would go over all of them. The price: llama.cpp evaluates the lanes of one pass in step (split_equal in
-llama-batch.cpp), and only neighboring ones. So the tokens of a prompt get passes of their own, and a pass that verifies
-drafts has equally many tokens of each lane, and of those between: the next ones of a prompt, or some that are dropped
-afterwards.
+Each lane has cells of its own in the KV cache (`kv_unified` False): in the order of the tokens, so that attention gives
+the same bits as alone; with a window that others do not push out; cut and saved by themselves. The price: llama.cpp
+evaluates the lanes of one pass in step (split_equal in llama-batch.cpp), and only neighboring ones. So the tokens of a
+prompt get passes of their own, and a pass that verifies drafts has equally many tokens of each lane, and of those
+between: the next ones of a prompt, or some that are dropped afterwards.
 
 A prompt is read in slices between the passes of the other answers, which together get a share of the time.
 """
@@ -134,10 +131,10 @@ class Passes:
     """Evaluates the lanes of one context. Made on the engine's thread. `n_outputs`: rows of logits of a pass, at most.
     `share`: of the time that prompts get while other answers are written.
 
-    `lock` is over the context: held by whoever calls llama.cpp for it. `lanes` are all sequences, by their id.
-    `is_shared`: there are answers beside the one on the engine's thread, or without one there. `last` is the lane that
-    evaluated the last pass by itself: the next may move the rows that it knows the place of. `pass_ms`: calibrated ms
-    of passes over 1, 2, ... tokens; () = not calibrated: then no pass verifies drafts."""
+    `lock`: held by whoever calls llama.cpp for the context. `lanes`: all sequences, by their id. `is_shared`: there are
+    answers beside the one on the engine's thread, or without one there. `last`: the lane that evaluated the last pass
+    by itself: the next may move its rows. `pass_ms`: calibrated ms of passes over 1, 2, ... tokens; () verifies no
+    drafts."""
 
     def __init__(self, context: Any, n_outputs: int, share: float) -> None:
         self.context = context
@@ -200,8 +197,7 @@ class Passes:
 
     def evaluate(self, sequence: Lane, tokens: Tokens[int], n_outputs: int, chances: Tokens[float]) -> int:
         """Evaluate the batch of a lane, which holds these tokens and gets rows for the last `n_outputs`; of a draft
-        with these `chances` only what pays. Returns the offset of its first token in the last pass. Raises as
-        `Sequence.extend`."""
+        with these `chances` only what pays. Returns its offset in the last pass. Raises as `Sequence.extend`."""
         request = _Request(sequence, tokens, n_outputs, chances)
         request.over.acquire()
         with self._changed:
@@ -246,8 +242,8 @@ class Passes:
         request.over.release()
 
     def _choose(self) -> tuple[list[tuple[_Request, int]], bool]:
-        """Return the requests of the next pass, each with how many of its tokens, and whether it is a slice of a prompt
-        that others wait for."""
+        """Return the next pass: requests, each with how many of its tokens, and whether others wait for a slice of a
+        prompt."""
         steps = [one for one in self._waiting if one.is_step]
         prompts = [one for one in self._waiting if not one.is_step]
         if steps and (not prompts or self._was_slice or self._owed > 0):
@@ -318,8 +314,8 @@ class Passes:
                     self._end(request)
 
     def _decode(self, chosen: list[tuple[_Request, int]]) -> tuple[int, list[int], list[Lane]]:
-        """Return what llama_decode did, where the tokens of each request begin in the batch, and the lanes that got
-        tokens to be dropped."""
+        """Return what llama_decode did, where each request begins in the batch, and the lanes that got tokens to be
+        dropped."""
         n_tokens, offsets, padded = 0, list[int](), list[Lane]()
         first, last = chosen[0][0].sequence.id, chosen[-1][0].sequence.id
         by_lane = {request.sequence.id: (request, n) for request, n in chosen}

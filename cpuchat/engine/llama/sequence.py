@@ -64,9 +64,9 @@ class Rollback:
         """Drop what `checkpoint` remembers: it takes room in the KV cache."""
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
-        """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint, where there were
-        `n_checkpoint` tokens, `passes` batches ago. Returns how many tokens the KV cache holds now: the caller
-        evaluates the rest of `n` again. None when that was not possible; the KV cache must be cleared then."""
+        """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint at `n_checkpoint`
+        tokens, `passes` batches ago. Returns how many tokens are held then; None: impossible, the KV cache must be
+        cleared."""
         return n if llama.llama_memory_seq_rm(self._kv_cache, self._id, n, -1) else None
 
 
@@ -123,10 +123,9 @@ def has_recurrent_state(model: Any) -> bool:
 
 
 def request_rollback(params: Any, n_rs_seq: int) -> None:
-    """Set in llama_context_params what rolling back needs; only for a model that `has_recurrent_state`.
-
-    `n_rs_seq` snapshots, or a second sequence when that is 0. Both cost memory: a state each (`fit.rollback_bytes`).
-    Fewer snapshots are requested when a ubatch is too short for them."""
+    """Set in llama_context_params what rolling back needs; only for a model that `has_recurrent_state`: `n_rs_seq`
+    snapshots, fewer if a ubatch is too short, or a second sequence when that is 0. Each costs memory
+    (`fit.rollback_bytes`)."""
     n_rs_seq = min(n_rs_seq, max_snapshots(params.n_ubatch))
     if n_rs_seq > 0:
         params.n_rs_seq = n_rs_seq
@@ -231,9 +230,9 @@ class Sequence:
         return len(self.tokens)
 
     def extend(self, tokens: Tokens[int], *, n_outputs: int = 0, whole: bool = False) -> None:
-        """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits. `whole`: a recurrent
-        model does not stop within the batch, which would cost its state. Raises Aborted: the flag was set; the sequence
-        may hold a leading part of `tokens`; GenerationFailed: llama.cpp rejected the batch."""
+        """Evaluate at most `n_batch` tokens; the last `n_outputs` get a row of logits. `whole`: a recurrent model does
+        not stop within the batch. Raises Aborted: a leading part may be held; GenerationFailed: llama.cpp rejected the
+        batch."""
         n, past = len(tokens), len(self.tokens)
         self._is_stepping = False
         self._token[:n] = tokens
@@ -246,8 +245,7 @@ class Sequence:
 
     def verify(self, tokens: Tokens[int], chances: Tokens[float]) -> int:
         """Evaluate a token and a draft after it, whole, each with a row of logits. Returns how many tokens of the draft
-        were evaluated: all, or in a pass over tokens of other answers too as many as pay there, by the `chances` that
-        they are accepted, each with all before it. Raises as `extend`."""
+        were: all, or in a shared pass as many as pay, by the `chances` that each is accepted. Raises as `extend`."""
         self.extend(tokens, n_outputs=len(tokens), whole=True)
         return len(tokens) - 1
 
@@ -363,8 +361,8 @@ class Sequence:
             return len(self.tokens)
 
     def find_divisions(self, lanes: Collection[Sequence]) -> None:
-        """Find out what a partial state of these sequences of a context is, with a token in the KV cache of this one.
-        Not all models with windows use them."""
+        """Find out what a partial state of these sequences is, with a token in this one: not all models use their
+        windows."""
         size = self.state_size(partial=True)
         is_all = size == self.state_size()
         for lane in lanes:
@@ -386,10 +384,9 @@ class Sequence:
     def roll_back_to(self, n: int) -> int:
         """Keep the first `n` tokens, as if no other had been evaluated since `checkpoint`. Drops the logits.
 
-        Cheap for the batch that follows the checkpoint while its first token is kept. What cannot be restored is
-        re-evaluated: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else). Returns in how
-        many passes that was. Raises ValueError: `n` is less than at the checkpoint, or more than there are; Aborted,
-        GenerationFailed: as `extend`."""
+        Cheap for the batch after the checkpoint while its first token is kept; else the kept tokens after the
+        checkpoint are re-evaluated, or all `n`. Returns in how many passes that was. Raises ValueError: `n` is less
+        than at the checkpoint, or more than there are; as `extend`."""
         if not self._n_checkpoint <= n <= len(self.tokens):
             raise ValueError(f"cannot keep {n} of {len(self.tokens)} tokens with a checkpoint at {self._n_checkpoint}")
         if n == len(self.tokens):
@@ -433,11 +430,9 @@ class Sequence:
         return data[: int(n)]
 
     def set_state(self, tokens: Tokens[int], data: np.ndarray, *, partial: bool = False) -> bool:
-        """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
-
-        llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
-        with an empty sequence, when it was rejected. `partial`: go back to `tokens`, with which the KV cache begins, by
-        their partial state."""
+        """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types. llama.cpp checks
+        shapes and little else: the caller vouches for the content. Returns False, with an empty sequence, when it was
+        rejected. `partial`: go back to `tokens`, with which the KV cache begins, by their partial state."""
         with self.lock:
             if not partial:
                 self.clear()
@@ -465,10 +460,8 @@ _PROBE: Final = (100, 200, 300, 400)
 
 
 def detect_rollback(sequence: Sequence) -> Rollback:
-    """Return how this context rolls back. The sequence is emptied.
-
-    Costs 4 small passes, 8 when the first way turns out not to work. Needs a context with 3 rows of logits. Raises
-    Aborted: as `Sequence.extend`."""
+    """Return how this context, with 3 rows of logits or more, rolls back, after 4 to 8 small passes. The sequence is
+    emptied. Raises Aborted."""
     context, kv_cache = sequence.context, llama.llama_get_memory(sequence.context)
     if sequence.n_batch <= len(_PROBE):
         return NoRollback(kv_cache)  # such batches are of no use for drafts anyway
@@ -483,8 +476,8 @@ def detect_rollback(sequence: Sequence) -> Rollback:
 def can_roll_back(sequence: Sequence, way: Rollback) -> bool:
     """Reject two of three tokens, go on with the first of them, and see whether the logits know of the rejected ones.
 
-    They may differ from those of a text without them by rounding, because passes of other lengths gave them. So what
-    counts is that they are nearer to those than to the ones of a text in which nothing was rolled back."""
+    Passes of other lengths round in other ways, so what counts is that they are nearer to those of a text without them
+    than to those of a text in which nothing was rolled back."""
     first, kept, *rejected = (token % sequence.n_vocab for token in _PROBE)
     sequence.clear()
     try:

@@ -1,8 +1,8 @@
 """The compute threads of contexts: pinned, and fewer of them while CPUs are gone or other programs compute on them.
 
-Threads wait for each other after every node of a graph. Two on one CPU, or one that shares its CPU with another
-program, cost all of them its time slices. So the CPUs that this process may use, the cgroup's quota and how long
-threads wait for a CPU (schedstat, Documentation/scheduler/sched-stats.rst) are read while they compute.
+Threads wait for each other after every node of a graph: one that shares its CPU costs all of them time slices. So the
+allowed CPUs, the cgroup's quota and how long threads wait for a CPU (schedstat,
+Documentation/scheduler/sched-stats.rst) are read while they compute.
 """
 
 from __future__ import annotations
@@ -71,16 +71,13 @@ class PoolThreads(NamedTuple):
 
 
 class ThreadPool:
-    """Compute threads that contexts can be attached to.
+    """Compute threads that contexts can be attached to, one computing context at a time. Contexts that compute
+    sequentially share a pool, because the threads of a second one would keep spinning on the cores of the first. The
+    calling thread computes too and is pinned with the others, so it must be the one that decodes.
 
-    The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves one
-    computing context at a time: contexts that compute sequentially share one, because the threads of a second pool
-    would keep spinning for a while on the cores that the first one needs.
-
-    There is a thread for each logical CPU of `cpus`; idle, it spins as hard as `poll` (0-100) before it sleeps. `roams`
-    are CPUs among which the threads may move; () pins each to its own. `n_threads` compute while nothing keeps them
-    from it, `n_active` (`threads`) now: the results are the same but for rounding. `note` is why they are fewer, in one
-    line; set whenever they are found to be."""
+    There is a thread for each logical CPU of `cpus`; idle, it spins as hard as `poll` (0-100) before it sleeps.
+    `roams`: CPUs among which they may move; () pins each to its own. `n_threads` compute while nothing keeps them from
+    it, `n_active` now: the results are the same but for rounding. `note`: why they are fewer, when they last were."""
 
     watches = True
     """The main thread's CPUs are those of the process: not where that thread computes."""
@@ -161,9 +158,8 @@ class ThreadPool:
             self._pin()
 
     def _left_to_others(self, now: float, max_threads: int) -> int:
-        """Return how many cores to leave to other programs.
-
-        One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss."""
+        """Return how many cores to leave to other programs: one of them on a core slows all threads down to half, so
+        leaving up to half of the cores to them is no loss."""
         before, self._times = self._times, dict(_thread_times(self.threads.ids))
         waits: list[float] = []  # share of its time that each thread waited for a CPU since the last call
         for thread, (ran, waited) in self._times.items():

@@ -1,12 +1,10 @@
 """Tokenizing and detokenizing for one model. Only the chat template's own text may become control tokens.
 
 llama.cpp tokenizes a whole prompt with or without control tokens. So content is marked before it is rendered
-(`ControlText.mark`): a noncharacter after the first character of everything that is the text of a control token, or
-could become one with what a template puts beside it. Templates see opaque text there, which they can trim, join, or
-write as JSON, but neither find nor build a control token in it. The prompt is then split as llama.cpp does it
-(llama_vocab::impl::tokenizer_st_partition), except for control texts with a marked character (`ControlText.split`).
-
-Text without a mark is tokenized by one call of llama.cpp for each block (`ControlText.blocks`).
+(`ControlText.mark`): a noncharacter after the first character of all that is the text of a control token, or could
+become one with what a template puts beside it. Templates can trim, join or write it as JSON, but neither find nor build
+a control token in it. The prompt is then split as by llama.cpp (llama_vocab::impl::tokenizer_st_partition), except for
+control texts with a marked character (`ControlText.split`), or block by block where it has no mark.
 """
 
 from __future__ import annotations
@@ -131,9 +129,8 @@ class ControlText:
 
     def blocks(self, prompt: bytes) -> Iterator[bytes]:
         """Yield a prompt in parts whose tokens are those of the whole: each but the first begins with a control token.
-
-        In one call, llama.cpp's time grows with the square of the number of control tokens: from each, it searches the
-        rest of the text for every other."""
+        In one call, llama.cpp's time grows with the square of their number: from each, it searches the rest for every
+        other."""
         at = 0
         while self._cuts is not None and len(prompt) - at > BLOCK:
             found = self._cuts.finditer(prompt, at + BLOCK)
@@ -341,9 +338,8 @@ class Vocab:
         return value
 
     def tokenize(self, text: bytes, *, add_special: bool, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
-        """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.
-        `add_special`: prepends the model's begin token if it wants one. An end token is never appended. `check`: called
-        after each block with the tokens and bytes so far; what it raises ends the call."""
+        """Return token ids; markers become control tokens, except in marked content. `add_special`: prepends the begin
+        token if the model wants one; an end token is never appended. `check` gets the tokens and bytes so far."""
         tokens: list[int] = []
         at = 0
         for block in self._control_text.blocks(text):

@@ -34,10 +34,8 @@ class TemplateRejection(TemplateError):
 
 
 class TemplateHelper:
-    """Renders one template in a process with limits on memory and CPU time.
-
-    It is started early, because its imports take a tenth of a second, and kept; a rendering costs well under a
-    millisecond more than in the same process. When a template kills it, the next rendering starts a new one."""
+    """Renders one template in a process with limits on memory and CPU time, in a millisecond. It is started early,
+    because its imports take a tenth of a second, and anew after a template has killed it."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -195,10 +193,9 @@ class ChatTemplate:
         """Return the prompt for `messages`, ending where the model continues.
 
         `reasoning`: whether the model shall reason first, for templates that offer the choice; None: their default.
-        `effort`: how much, for templates that take such a word ("": their default). `tools`: what the model may call;
-        for a template that knows no calls they are described in the system prompt. Raises TemplateError: the template
-        is invalid, rejected the messages, or exceeded a limit (time, memory, output of 8 MB, recursion, access to
-        internals). The next call is safe."""
+        `effort`: how much, for templates that take such a word. `tools`: what the model may call; for a template that
+        knows no calls they are described in the system prompt. Raises TemplateError: the template is invalid, rejected
+        the messages, or exceeded a limit (time, memory, output of 8 MB, recursion, access to internals)."""
         style = self._chosen_style()
         if (tools or any(message.calls for message in messages)) and self.call_format is GENERIC:
             messages, tools = as_text(messages, tools), ()

@@ -25,9 +25,9 @@ def fill_prompt(
 ) -> str:
     """Return a prompt of about `room` tokens at most that asks for what stands between `before` and `fill.suffix`.
 
-    What does not fit is left out: the first of the other files, then the beginning of the text before the gap and the
-    end of that after it, which has a quarter of the room if the other one needs the rest. `count`: returns the tokens
-    of a text. `mark`: returns content so that nothing in it becomes a control token."""
+    What does not fit is left out: the first other files, then the beginning of `before` and the end of the suffix,
+    which has a quarter of the room if the other needs the rest. `count`: returns tokens; `mark`: content without
+    control tokens."""
     left, after = room - _MARKERS, fill.suffix
     if (n_before := count(before)) + count(after) > left:
         n_after = max(left // 4, left - n_before)

@@ -31,19 +31,16 @@ def trim_messages(
     in_steps: bool = True,
     limit: int | None = None,
 ) -> TrimResult:
-    """Drop the oldest turns until the prompt fits.
+    """Drop the oldest turns until the prompt fits, but neither system messages nor the last user message and what
+    follows; the first other message that stays is the user's.
 
-    System messages stay; the first other message that stays is the user's. At least the last user message and what
-    follows it stay.
+    Turns are dropped in steps of a quarter of the budget: if only the overflow was dropped, a full chat's prompt would
+    begin differently at every turn, and nothing of the KV cache be reused. Without `in_steps` only the overflow is, for
+    a prompt that none continues.
 
-    Turns are dropped in steps of a quarter of the budget: if only the overflow was dropped, the beginning of the prompt
-    of a full chat would change with every turn, and nothing of the KV cache could be reused. Without `in_steps` only
-    the overflow is, for a prompt that none continues.
-
-    `count`: returns the tokens of a prompt with these messages; called about log2(turns) + 2 times. `budget`: tokens
-    that the prompt may have: the context less the room for the answer. `limit`: tokens that what must stay may have,
-    which leaves less room; None: `budget`. Raises ContextFull: what must stay is longer than `limit`; the message holds
-    the arithmetic."""
+    `count`: returns the tokens of a prompt; called about log2(turns) + 2 times. `budget`: tokens that the prompt may
+    have: the context less the room for the answer. `limit`: those of what must stay (None: `budget`). Raises
+    ContextFull: that is longer."""
     everything = list(messages)
     total = count(everything)
     if total <= budget:
@@ -92,9 +89,9 @@ _TRIMMED_SHARE = 4  # in place of `ANSWER_SHARE`: of a chat whose oldest turns a
 
 
 class PromptBuilder:
-    """Renders and tokenizes one prompt for a context of `n_ctx` tokens; those that the model generated itself are
-    reused as it generated them: of the `histories`, the one that shares most with the prompt is used. `render`: a
-    prompt from messages; raises TemplateError. `abort`: ends the work; what is under way then raises Aborted."""
+    """Renders and tokenizes one prompt for a context of `n_ctx` tokens; of the `histories` the one that shares most
+    with it gives the tokens that the model generated itself. `render` may raise TemplateError. `abort` lets it raise
+    Aborted."""
 
     def __init__(
         self,
@@ -139,10 +136,9 @@ class PromptBuilder:
     def from_messages(
         self, messages: Iterable[Message], max_tokens: int, *, in_steps: bool = True
     ) -> tuple[RenderedPrompt, TrimResult]:
-        """Return the rendered prompt, and what of the oldest messages was left out where the context is too small.
-        `max_tokens`: of the answer, 0 = no limit; up to a quarter of the context is reserved for it, an eighth if the
-        last message needs more than is left. `in_steps`: as of `trim_messages`. Raises ContextFull: the last message
-        alone is too long; TemplateError: the model's template failed."""
+        """Return the rendered prompt, and what of the oldest messages was left out. `max_tokens`: of the answer, 0 = no
+        limit; up to a quarter of the context is reserved for it, an eighth if the last message needs more. `in_steps`
+        as of `trim_messages`. Raises ContextFull: the last message alone is too long; TemplateError."""
         marked = self._marked(messages)
         budget = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
         limit = self._n_ctx - self._reserve(max_tokens, ANSWER_SHARE)
@@ -151,9 +147,8 @@ class PromptBuilder:
         return self._checked(text, trimmed.messages, trimmed.dropped_messages > 0), trimmed
 
     def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> RenderedPrompt:
-        """Return the rendered prompt; nothing is left out. `max_tokens`: of the answer, 0 = no limit; up to an eighth
-        of the context is reserved for it. None: no room is left for an answer. Raises ContextFull: it is too long;
-        TemplateError: the model's template failed."""
+        """Return the rendered prompt of all messages. `max_tokens`: of the answer, 0 = no limit; up to an eighth of the
+        context is reserved for it; None: nothing is. Raises ContextFull, TemplateError."""
         marked = self._marked(messages)
         reserve = 0 if max_tokens is None else self._reserve(max_tokens, ANSWER_SHARE)
         if reserve and (n_tokens := self._count(marked)) > self._n_ctx - reserve:

@@ -1,9 +1,8 @@
 """States of conversations on disk, so that a chat continues quickly after a restart.
 
 One file for each conversation and model, named by hashes of both: the states, an index (msgpack) that tells what they
-are, and a footer that tells where the index is. They contain the conversation, so the folder is private to the user.
-A state may have gigabytes: a `DiskWriter` takes it to the disk on its own thread, only while nothing is computed, and
-within a `WriteBudget`.
+are, and a footer that tells where it is. They contain the conversation, so the folder is private to the user. A state
+may have gigabytes: a `DiskWriter` takes it to the disk while nothing is computed, within a `WriteBudget`.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ _LOWEST_PRIORITY: Final = 19
 
 
 class WriteBudget:
-    """Bytes that may be written: `per_hour`, saved up for one hour at most.
-
-    A write is allowed while something is left and may overdraw the budget, so that a state larger than the budget is
-    written too, and is paid for afterwards: any hour sees at most two budgets and one state."""
+    """Bytes that may be written: `per_hour`, saved up for one hour at most. A write may overdraw the budget, so that a
+    larger state is written too, and is paid for afterwards: any hour sees at most two budgets and one state."""
 
     def __init__(self, per_hour: int = BYTES_PER_HOUR, clock: Callable[[], float] = monotonic) -> None:
         self._per_hour = per_hour
@@ -152,11 +149,9 @@ class _DroppedError(Exception):
 
 
 class StateFiles:
-    """Files of one model in `folder`; those of all models together stay under `limit` bytes, least recently used go
-    first.
-
-    No method raises for a disk that is full, read-only or gone: nothing is kept then. `key`: everything that makes a
-    state unusable when it differs: the model's fingerprint, cache types, flash attention, the engine's commit."""
+    """Files of one model in `folder`; those of all models stay under `limit` bytes, least recently used go first. No
+    method raises for a disk that is full, read-only or gone. `key`: everything that makes a state unusable when it
+    differs: the model's fingerprint, cache types, flash attention, the engine's commit."""
 
     def __init__(self, folder: Path, limit: int, key: str, writer: DiskWriter) -> None:
         self._folder = folder
@@ -219,10 +214,8 @@ class StateFiles:
                     yield file, file.stat()
 
     def read(self, file: Path, part: SavedPart, is_cancelled: Callable[[], bool]) -> np.ndarray | None:
-        """Read a state of a file that is in `indexes`; None when it is gone, or damaged: then it is deleted.
-
-        The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions. Raises Aborted:
-        `is_cancelled`, which is asked before each slice."""
+        """Read a state of a file in `indexes`; None when it is gone, or damaged (by its checksum: llama.cpp aborts on
+        some contradictions) and now deleted. Raises Aborted: `is_cancelled`, which is asked before each slice."""
         state = np.empty(part.nbytes, np.uint8)
         view, checksum, at = state.data, 0, 0
         try:
@@ -249,9 +242,8 @@ class StateFiles:
             os.utime(file)
 
     def write(self, stem: str, states: Sequence[State], draft_key: str) -> None:
-        """Begin to write the states of one conversation, the whole one first, in place of what was saved of it.
-
-        Their `file` and `part` are set once they are written."""
+        """Begin to write the states of one conversation, the whole one first, in place of what was saved of it. Their
+        `file` and `part` are set once they are written."""
         with self._lock:
             self._dropped.discard(stem)
         self.writer.start(lambda: self._write(stem, states, draft_key))

@@ -1,10 +1,9 @@
 """What the store of states compares: a prompt, the tokens of a conversation so far, and one kept state.
 
-A model's answer, rendered into the next prompt and tokenized again, often gives other tokens than the model generated
-("t", "he" comes back as "the"), and everything after the first difference would have to be re-evaluated. So the
-text of the last prompt and answer is kept together with its tokens and the places where it may be cut: between the
-tokens that the model generated (`TokenHistory`). A new prompt reuses tokens up to the last cut in the common text, and
-only the rest is tokenized.
+A model's answer, tokenized again with the next prompt, often gives other tokens than the model generated ("t", "he"
+comes back as "the"), and everything after the first difference would have to be re-evaluated. So the text of the last
+prompt and answer is kept with its tokens and the places between those that the model generated, where it may be cut
+(`TokenHistory`). A new prompt reuses tokens up to the last cut in the common text; only the rest is tokenized.
 """
 
 from __future__ import annotations
@@ -62,11 +61,9 @@ class RenderedPrompt:
         return found
 
     def checkpoints(self, start: int, piece: Callable[[int], bytes]) -> list[int]:
-        """Return after how many tokens, more than `start`, later prompts are likely to differ from this one.
-
-        At the content of users' messages, which may be edited, and before the marker of reasoning that the template
-        opens for the answer, since a later prompt often has the answer without its reasoning. `piece`: returns the text
-        of one token, control tokens included."""
+        """Return after how many tokens, more than `start`, later prompts are likely to differ: at the content of users'
+        messages, which may be edited, and before the marker of reasoning that the template opens, since a later prompt
+        often has the answer without it. `piece`: returns the text of one token, control tokens included."""
         text = self.text.replace(MARK_BYTES, b"")
         contents = self._contents(text)
         opening = text[contents[-1][1] :] if contents else b""
@@ -90,8 +87,8 @@ class RenderedPrompt:
         return sorted(set(places))
 
     def head(self, piece: Callable[[int], bytes]) -> int:
-        """Return how many tokens come before the content of the first message that is not the system's: what prompts of
-        one agent begin with."""
+        """Return how many tokens come before the first message that is not the system's: what an agent's prompts begin
+        with."""
         contents = self._contents(self.text.replace(MARK_BYTES, b""))
         end = next((at for one, (at, _) in zip(self.messages, contents, strict=True) if one.role != "system"), 0)
         ends = accumulate(len(piece(token)) for token in self.tokens)
@@ -122,10 +119,8 @@ class RenderedPrompt:
 
 
 class TokenHistory(msgspec.Struct):
-    """Text and tokens of one conversation.
-
-    `cut_bytes` and `cut_tokens` are parallel and ascending: the first `cut_tokens[i]` tokens are exactly the first
-    `cut_bytes[i]` bytes of `text`. The empty prefix is always a cut."""
+    """Text and tokens of one conversation. `cut_bytes` and `cut_tokens` are parallel and ascending: the first
+    `cut_tokens[i]` tokens are exactly the first `cut_bytes[i]` bytes of `text`. The empty prefix is always a cut."""
 
     text: bytes = b""
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -151,10 +146,9 @@ class TokenHistory(msgspec.Struct):
     def encode(
         self, text: bytes, tokenize: Callable[[bytes, bool], list[int]], piece: Callable[[int], bytes]
     ) -> list[int]:
-        """Return the tokens of a whole prompt, reused as far as they are known. `text`: the prompt, with its marks:
-        content never reuses control tokens. `tokenize`: (text, at_start) -> tokens. If the tokenizer adds a leading
-        space to the rest, the whole prompt is tokenized again. `piece`: returns the text of one token, control tokens
-        included."""
+        """Return the tokens of a whole prompt with its marks, reused as far as they are known: content never reuses
+        control tokens. `tokenize`: (text, at_start) -> tokens; if it adds a leading space to the rest, the whole prompt
+        is tokenized again. `piece`: returns the text of one token, control tokens included."""
         i = self._cut(text)
         n_bytes, n_tokens = self.cut_bytes[i], self.cut_tokens[i]
         if n_tokens == 0:
@@ -217,19 +211,11 @@ class SavedPart(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class State:
-    """What the KV cache held after `tokens` (of `token_bytes`).
-
-    Attributes:
-        key: whose it is, and what it is kept as.
-        data: None while it is only on disk (`file`, `part`), and where nothing is needed but cutting.
-        first: the first position of `tokens` that every layer has in it.
-        row: the logits after the last token, for a prompt that ends exactly here.
-        history: the text with its tokens, of a whole state.
-        draft: the draft model's state, of a whole state.
-        used: number of the request that used it last.
-        is_once: of something that no second request has continued.
-        lane: that holds it now, of another answer: copied when it is used.
-    """
+    """What the KV cache held after `tokens` (of `token_bytes`). `key`: whose it is, and what it is kept as. `data`:
+    None while it is only on disk (`file`, `part`), and where nothing is needed but cutting. `first`: the first position
+    that every layer has in it. `row`: the logits after the last token, for a prompt that ends exactly here. A whole
+    state has its `history` and the `draft` model's state. `used`: number of the request that used it last. `is_once`:
+    no second request has continued it. `lane`: of another answer, which holds it now: copied when it is used."""
 
     key: StateKey
     tokens: bytes

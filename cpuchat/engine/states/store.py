@@ -57,8 +57,8 @@ from cpuchat.protocol.messages import StateKey
 from cpuchat.protocol.timings import Reuse
 
 _KEEP_SHARE: Final = 16
-"""A whole state is kept if at least one part in so many would be lost: copying a token costs some 10 µs, evaluating it
-again some milliseconds."""
+"""A whole state is kept if at least one part in so many would be lost: copying a token is far faster than evaluating
+it."""
 _SAVE_SHARE: Final = 4
 """A conversation is saved again when the new part of it is this fraction of the whole."""
 _SAVED_PARTIALS, _SAVED_LEFT = 3, 3
@@ -74,8 +74,8 @@ _COPY_SHARE: Final = 0.01
 _QUICK_SECONDS: Final = 0.25
 """Of a batch that a stop waits for."""
 _LOST_SHARE: Final = 0.5
-"""What a token of another conversation is worth that a lane loses, in tokens of the prompt that it holds: it is kept
-as a state if there is room."""
+"""What a token of another conversation is worth that a lane loses (it is kept if there is room), in tokens that it
+holds."""
 _LOOK_SECONDS: Final = 0.1
 """Seconds between two looks at whether an answer that waits for another one was stopped."""
 _MAX_STATES: Final = 128
@@ -84,8 +84,8 @@ _MAX_STATES: Final = 128
 
 @dataclass
 class Live:
-    """What the KV cache holds: whose it is and what it is kept as, its text, and whether no second request has
-    continued it."""
+    """What the KV cache holds: whose it is, what it is kept as, its text, and whether no second request has continued
+    it."""
 
     key: StateKey = field(default_factory=StateKey)
     history: TokenHistory = field(default_factory=TokenHistory)
@@ -95,8 +95,8 @@ class Live:
 
 @dataclass(frozen=True)
 class EvaluationStart:
-    """From where a prompt is evaluated: the KV cache holds its first `n` tokens. `row` are the logits after the last
-    one, only when that are all."""
+    """From where a prompt is evaluated: the KV cache holds its first `n` tokens. `row`: the logits after all of
+    them."""
 
     n: int
     row: np.ndarray | None
@@ -107,9 +107,9 @@ class EvaluationStart:
 class _Kept:
     """What the stores of all lanes share: the states, and what was found out about the model and its clients.
 
-    `requests`: how many there were; `token_seconds`: to evaluate one, followed; `note`: for the user, "" once it was
-    taken. `unwritten` are heads, `heads` owners and tokens of prompts, the newest last. `changed`: over all of this: a
-    lane has evaluated a batch, or is free."""
+    `requests`: how many there were; `token_seconds`: to evaluate one, followed; `note`: for the user, "" once taken.
+    `unwritten` are heads, `heads` owners and tokens of prompts, the newest last. `changed`: locks all of this, and
+    tells that a lane has evaluated a batch, or is free."""
 
     lanes: list[StateStore] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
@@ -140,9 +140,9 @@ class StateStore:
     """Keeps states of one loaded model, for one of its lanes (`take`); those of the other ones share them (`beside`).
     An answer calls the methods on its own thread. `used`: the number of the last request of its lane.
 
-    `piece` returns the text of one token, control tokens included. `limit`: bytes of the memory tier. `files` is the
-    disk tier (None: nothing gets to the disk), `budget` what may be written to it. `draft` is the draft model's
-    sequence; `draft_key` is for it what the key of `files` is for the target. `passes`: of several lanes."""
+    `piece` returns the text of one token, control tokens included. `limit`: bytes of the memory tier. `files`: the disk
+    tier (None: none), `budget` what may be written to it. `draft`: the draft model's sequence, with its `draft_key` as
+    that of `files`. `passes`: of several lanes."""
 
     def __init__(
         self,
@@ -188,8 +188,7 @@ class StateStore:
 
     @_alone
     def take(self, prompt: RenderedPrompt, key: StateKey) -> StateStore:
-        """Return the free lane that holds most of the prompt and least of anything else; it is taken until
-        `give_back`."""
+        """Take the free lane that holds most of the prompt and least of anything else, until `give_back`."""
         tokens, owner = token_bytes(prompt.tokens), _hashed(key.owner)
 
         def worth(lane: StateStore) -> tuple[float, int]:
@@ -309,10 +308,8 @@ class StateStore:
 
     @_alone
     def places(self, prompt: RenderedPrompt, at: int) -> list[int]:
-        """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`.
-
-        Where a prompt has changed, the next one may change again: what cannot be cut keeps the beginning of that line.
-        """
+        """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`. Where it
+        has changed, the next one may change again: what cannot be cut keeps the beginning of that line."""
         places = set[int]()
         if self.sequence.partial_bytes and at < len(prompt.tokens):
             places = {prompt.line_start(self._changed, self.piece), *prompt.checkpoints(at, self.piece)}
@@ -461,7 +458,7 @@ class StateStore:
 
     def _loaded(self, state: State) -> np.ndarray | None:
         """Return the data of a state; what was read from disk is kept if there is room. None: it is gone. Raises
-        Aborted: stopped."""
+        Aborted."""
         if state.lane is not None:
             with state.lane.lock:  # its answer may have gone on
                 if state.lane.state_size() > available_bytes() // 2:
@@ -495,8 +492,7 @@ class StateStore:
 
     @_alone
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
-        """Keep what the KV cache holds before it is used for something else: in memory, on disk if there is much
-        new."""
+        """Keep what the KV cache holds before it is used for something else: in memory, on disk if much is new."""
         if not self.live.key.chat:  # nobody's: random tokens of a measurement
             return
         self._mend()
@@ -601,9 +597,9 @@ class StateStore:
     def save(self, *, at_end: bool = False, waits: bool = False) -> None:
         """Begin to write the conversation in the KV cache if enough of it would be lost.
 
-        It is written whole, so a long one is written again only when it has grown by a third: in all, at most four
-        times what was added, whatever its length. What is lost meanwhile costs its prefill. `at_end`: this is the last
-        opportunity: it is saved if it is worth restoring. `waits`: after what is being written, else not now."""
+        It is written whole, so a long one is written again only when it has grown by a third: at most four times what
+        was added, in all. `at_end`: as it is the last opportunity, also less. `waits`: after what is being written,
+        else not now."""
         files, sequence = self._files, self.sequence
         self._write_heads()
         if files is None or not self.live.key.on_disk or (files.writer.is_busy and not waits):
@@ -699,8 +695,7 @@ class StateStore:
         return True
 
     def _worth(self, state: State, held: list[bytes]) -> float:
-        """Return the tokens that would be re-evaluated without a state, by its age; 0: it is of no use. `held`: the
-        tokens of the lanes."""
+        """Return the tokens that would be re-evaluated without a state, by its age. `held`: the tokens of the lanes."""
         others = [one for one in self._kept.states if one is not state and one.key.owner == state.key.owner]
         is_partial = not state.is_whole and state.restored_bytes > 0
         holders = (*held, *(one.tokens for one in others if one.is_whole))

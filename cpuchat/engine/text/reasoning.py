@@ -43,10 +43,8 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
 
 
 class StopMatcher:
-    """Finds the first complete stop string, however the text is split into pieces.
-
-    Text that could be the beginning of a stop string is held back until the next piece. The stop string itself, and
-    what follows it, is never returned. When two stop strings end at the same place the longer one counts."""
+    """Finds the first complete stop string, of several at its end the longest, however the text is split into pieces.
+    What could be the beginning of one is held back; it and what follows is never returned."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(dict.fromkeys(stop for stop in stops if stop))
@@ -79,10 +77,8 @@ _MIN_REPEATED = 12  # characters
 
 class LineMatcher(StopMatcher):
     """Finds stop strings and the line at which a text that is filled in ends: as `n_indent` and `t_max_predict_ms` of
-    llama-server, but that blank lines have any indentation, and that something is written before time is over; and the
-    next line of what follows, unless it is short, written again.
-
-    White space between two lines is held back. The clock runs from the first text."""
+    llama-server, but that blank lines have any indentation, and that something is written before time is over, by the
+    clock from the first text; and the next line of what follows, unless it is short, written again."""
 
     def __init__(self, stops: tuple[str, ...], fill: FillIn) -> None:
         following = next((line for line in fill.suffix.split("\n")[1:] if line.strip()), "")
@@ -116,11 +112,9 @@ class LineMatcher(StopMatcher):
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to mark reasoning.
-
-    `reopening` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are
-    ordinary prose, so they count only for a model whose chat template contains this text, or when the prompt ends with
-    an opening."""
+    """One way to mark reasoning. `reopening` leads from the answer back to where an opening marker may stand. `hint`:
+    the markers are ordinary prose, so they count only for a model whose chat template has this text, or when the prompt
+    ends with an opening."""
 
     openings: tuple[str, ...] = ()
     closings: tuple[str, ...] = ()

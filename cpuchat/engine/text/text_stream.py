@@ -1,9 +1,8 @@
 """From tokens to the events that carry their text: calls of tools kept out of it, on a thread of its own.
 
 Between two decode calls every core but one waits. Detokenizing, splitting off reasoning and sending a frame take longer
-than sampling, most of all because decoding has just evicted the interpreter's data from the caches. On `OutputThread`
-they run while the next token is computed: llama_decode does not hold the GIL. Several tokens at a time, because where
-all cores compute, each wake-up of another thread takes a core away from them.
+than sampling, because decoding has just evicted the interpreter's data from the caches. On `OutputThread` they run
+while the next token is computed, without the GIL; several tokens at a time, because each wake-up takes a core away.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ _CHANNEL = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)*\s*(?:<(?:\|[^<>|]*\|?)?)?$")  #
 
 
 class CallSplitter:
-    """Splits text as `splitter` does, without the calls in the answer; these are in `calls` after `flush`.
-
-    From where calls begin nothing is passed on before the end. Text that turns out to be no call is, then. `rule`: what
-    may be called. `streams`: calls are in `pieces` as they are written, too."""
+    """Splits text as `splitter` does, without the calls in the answer; these are in `calls` after `flush`, and with
+    `streams` in `pieces` as they are written. From where calls begin nothing is passed on before the end; what turns
+    out to be no call is, then. `rule`: what may be called."""
 
     def __init__(
         self,
@@ -150,12 +148,12 @@ class CallSplitter:
 
 
 class TextStream:
-    """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `frame_seconds`.
+    """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `frame_seconds` after the first
+    text.
 
-    Stop strings count in the answer only, not in reasoning. A UTF-8 sequence that continues in the next token waits for
-    it; invalid UTF-8 becomes U+FFFD. `piece_of`: returns the bytes of one token. `arrived`: `perf_counter()` when the
-    request arrived, the zero of `at_ms`. `frame_seconds`: shortest time between two events; the first text does not
-    wait. `fill`: ends the text at a line, too."""
+    Stop strings count in the answer only. A UTF-8 sequence that continues in the next token waits for it; invalid UTF-8
+    becomes U+FFFD. `piece_of`: returns the bytes of one token. `arrived`: `perf_counter()` when the request arrived,
+    the zero of `at_ms`. `fill`: ends the text at a line, too."""
 
     def __init__(
         self,
@@ -199,9 +197,8 @@ class TextStream:
         return self._matcher.hit if self._matcher is not None else ""
 
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
-        """Add one token generated at `now`; returns True when the text is complete: at a stop string, or a line.
-
-        `drafter` proposed it, "" = none. Text that only later tokens complete is attributed to them."""
+        """Add a token that `drafter` proposed ("": none) at `now`; returns True at a stop string, or the end of a line.
+        Text that only later tokens complete is attributed to them."""
         self._now = now
         hit = self._take(token, drafter)
         if now >= self._next_frame:
