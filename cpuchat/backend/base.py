@@ -36,8 +36,7 @@ class Backend(Protocol):
     it yields `Failed`.
 
     `model` is None before a load and after the worker crashed; `engine` before the first start, and for a model on a
-    server; `pid` is that of the computing process, None when it is remote or not running.
-    """
+    server; `pid` is that of the computing process, None when it is remote or not running."""
 
     @property
     def model(self) -> ModelInfo | None: ...
@@ -52,8 +51,7 @@ class Backend(Protocol):
         self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
         """Start a worker if needed and load the model with the placement `spec`; or connect to the server of the model.
-        Ends with `ModelLoaded`, `LoadCancelled` or `Failed`.
-        """
+        Ends with `ModelLoaded`, `LoadCancelled` or `Failed`."""
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
@@ -61,8 +59,7 @@ class Backend(Protocol):
         and no other one.
 
         A worker that died before is started again and the model loaded again first (its `LoadProgress` events
-        come first).
-        """
+        come first)."""
         ...
 
     async def cancel(self) -> None:
@@ -147,8 +144,7 @@ class ModelBackend(Backend, ABC):
 
     async def _until_ready(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Load again what is wanted where an answer needs that. Ends with the final event where none can follow:
-        nothing is wanted, the load failed, or the user stopped it.
-        """
+        nothing is wanted, the load failed, or the user stopped it."""
         if self._wanted is None:
             yield NO_MODEL
             return

@@ -74,8 +74,7 @@ class LocalBackend(ModelBackend):
         """Start the worker process for a load with this placement and CPU module, before there is an event loop.
 
         It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
-        `load`.
-        """
+        `load`."""
         self._prepared = spawn(self._log_dir, lambda: _launch(place_here(spec), cpu_module))
 
     async def start(self, cpu_module: str = AUTO) -> Failed | None:

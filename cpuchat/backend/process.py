@@ -88,8 +88,7 @@ def spawn(
 ) -> Future[Spawned]:
     """Start a worker as `launch`, called in the thread of the `starter`, returns; or another `module` with its
     arguments, and with `environment` added to what it inherits. Needs no event loop. The result raises OSError, and
-    what `launch` raises.
-    """
+    what `launch` raises."""
 
     def start() -> Spawned:
         wanted, log = launch(), _new_log(log_dir)
@@ -115,8 +114,7 @@ class WorkerProcess:
 
     `events` holds what it reported, without what is of requests that are `listened_to`, and, once it is gone, one last
     `Failed`, as each queue does: "worker_died", or "interrupted" when it was closed or killed from here. A thread of
-    its own writes to its pipe, which may be full. `log` is its standard error, which outlives it.
-    """
+    its own writes to its pipe, which may be full. `log` is its standard error, which outlives it."""
 
     def __init__(self, spawned: Spawned) -> None:
         self._process = spawned.process
@@ -318,8 +316,7 @@ async def watch_over(worker: WorkerProcess, is_cancelled: Callable[[], bool], lo
 
     A prefill obeys a cancel within a second, so only cancels that are not obeyed count, and only the CPU time that one
     thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone. `longest_pass` are
-    the seconds that a recurrent model, which stops between passes only, may take for one.
-    """
+    the seconds that a recurrent model, which stops between passes only, may take for one."""
     import psutil  # 10 ms
 
     try:

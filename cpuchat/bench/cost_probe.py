@@ -104,8 +104,7 @@ class CostProbe:
     """Measures the cores of a placement once. After `stop`, `run` raises Interrupted.
 
     `beside`: in the background of an app. Then it works in slices of under a second with a pause after each, stops when
-    other programs compute, and keeps every case there, so that none is measured twice.
-    """
+    other programs compute, and keeps every case there, so that none is measured twice."""
 
     def __init__(
         self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None, *, beside: CostLog | None = None
@@ -125,8 +124,7 @@ class CostProbe:
     async def run(self, budget: float = BUDGET_SECONDS, types: Collection[str] | None = None) -> list[Observation]:
         """Return the passes that were measured in about `budget` seconds, with fewer `types` of tensors in less; [] if
         it gave way to other programs. Raises
-        Interrupted: stopped; MeasureFailed, WorkerDied: the engine failed, or the models cannot be written.
-        """
+        Interrupted: stopped; MeasureFailed, WorkerDied: the engine failed, or the models cannot be written."""
         todo = [one for one in cases() if types is None or one.what in {"attention", *types}]
         found = [*self._beside.part] if self._beside is not None else []
         known = [one.work for one in found]
@@ -251,8 +249,7 @@ async def probe_costs(probe: CostProbe, placement: Placement) -> int:
 
 def save_passes(found: Sequence[Observation], placement: Placement) -> int:
     """Save what a probe measured with a placement; return the number of passes, 0 where other programs ran. Raises
-    MeasureFailed: another build of the engine was installed meanwhile.
-    """
+    MeasureFailed: another build of the engine was installed meanwhile."""
     if not found or is_disturbed(found):
         return 0
     if engine_replaced():

@@ -86,8 +86,7 @@ VARIED: Final[dict[str, tuple[str, ...]]] = {
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded.
 
-    The other fields are settings of the section engine, by their keys; `batch`, `ubatch` 0: as they are set.
-    """
+    The other fields are settings of the section engine, by their keys; `batch`, `ubatch` 0: as they are set."""
 
     model: str
     draft: str = ""

@@ -110,8 +110,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Of the model as it was loaded: `model_type` (`qwen2 1.5B Q8_0`), its size in bytes and parameters, its CPUs, and
     `peak`, the measured read bandwidth in bytes per second. `speed_up`: decode ÷ that of the plain cell in the same
     rounds, and whether it is `sure` which is faster. `same_text`: as the plain cell's, greedily (None: nothing to
-    compare).
-    """
+    compare)."""
 
     cell: BenchCell
     samples: tuple[Sample, ...] = ()

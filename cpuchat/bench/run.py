@@ -42,8 +42,7 @@ class BenchProgress:
 
 class Bench:
     """Measures `cells`. `measured` are the measurements that count, `failed` the reasons of the cells that could not
-    be measured. `tell` is called whenever something changed.
-    """
+    be measured. `tell` is called whenever something changed."""
 
     def __init__(
         self, cells: Sequence[BenchCell], rounds: int, chosen: Settings, *, prompts: Sequence[BenchPrompt] | None = None
@@ -77,8 +76,7 @@ class Bench:
     async def run(self) -> None:
         """Measure all cells. A setup that fails does not keep others from being measured. Raises Interrupted:
         stopped; `measured` has what was measured; EngineMismatch, WorkerDied, ModelNotFound: nothing can be
-        measured.
-        """
+        measured."""
         try:
             failure = await self._backend.start()
             if self._stopped:
@@ -96,8 +94,7 @@ class Bench:
 
     async def _measure_setup(self, cells: list[BenchCell]) -> None:
         """Measure the cells of one setup in rounds, after one that only warms up, every other one backwards. A cell
-        that fails is left out of the next; after a crash the model is loaded again.
-        """
+        that fails is left out of the next; after a crash the model is loaded again."""
         try:
             await self._load(cells)
             for number in range(self.rounds + 1):

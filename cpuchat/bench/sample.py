@@ -67,8 +67,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 async def measure_cell(backend: LocalBackend, cell: BenchCell, prompts: Sequence[BenchPrompt]) -> Sample:
     """Measure a cell once. `prompts`: of the cell's kind. Raises MeasureFailed: the engine failed, was stopped, or no
-    model is loaded.
-    """
+    model is loaded."""
     model = backend.model
     if model is None:
         raise MeasureFailed("No model is loaded.")

@@ -40,8 +40,7 @@ class SettingFacts:
     """A loaded model with the settings `chosen`, and what the kernel says of its worker right after a test answer.
 
     `residency` and `pages` None: the kernel does not tell. `timings` are those of the test answer; `huge_pages` is the
-    kernel's setting ("" where unknown). `products` were measured with both kernels, by type; `peak` of the cores.
-    """
+    kernel's setting ("" where unknown). `products` were measured with both kernels, by type; `peak` of the cores."""
 
     chosen: Settings
     model: ModelInfo

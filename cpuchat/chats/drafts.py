@@ -26,8 +26,7 @@ class DraftSaver:
     """Saves the drafts of this window on threads of its own, so that neither a disk nor a stuck event loop matters.
 
     Windows do not share drafts. Those of a window that has ended, however it did, belong to the next one that asks.
-    `store`: None saves nothing.
-    """
+    `store`: None saves nothing."""
 
     def __init__(self, store: ChatStore | None) -> None:
         self._store = store

@@ -43,8 +43,7 @@ def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Me
     """Return the request to answer `messages` after the system prompt, if there is one.
 
     The last summary stands for what it covers: all before it, or before the question that it follows. A question that
-    was refused as too long is not sent with the next one.
-    """
+    was refused as too long is not sent with the next one."""
     at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].is_summary), -1)
     if at >= 0:
         asked = [messages[at - 1]] if at and messages[at - 1].role == "user" else []
@@ -85,8 +84,7 @@ class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
     `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
-    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer, changes.
-    """
+    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer, changes."""
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], object]) -> None:
         self.chat: Chat | None = None
@@ -129,8 +127,7 @@ class ChatHistory:
 
     async def open(self, chat_id: str, still_free: Callable[[], None], message_id: int = 0) -> None:
         """Open a stored chat, on the branch of `message_id`; 0: the one that was open last. `still_free` raises if an
-        answer began while it was read. Raises ChatsError: it cannot be read, or the last answer is not saved.
-        """
+        answer began while it was read. Raises ChatsError: it cannot be read, or the last answer is not saved."""
         await self.saver.save()
         opened = await asyncio.to_thread(self._read, chat_id, message_id)
         still_free()
@@ -167,8 +164,7 @@ class ChatHistory:
         """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back.
 
         Returns False when that was all of the chat, which is deleted then. Raises ChatsError: nothing was deleted;
-        ChatsChanged: another instance changed the chat, which has been loaded again.
-        """
+        ChatsChanged: another instance changed the chat, which has been loaded again."""
         assert self.chat is not None
         await self._require_saved()
         async with self._loading_again():
@@ -196,8 +192,7 @@ class ChatHistory:
         """Add a user message, in a new chat with these `options` if none is open, and return the messages to answer.
 
         Raises CpuchatError as `attach`; ChatsError: it could not be saved, and was not added; ChatsChanged: another
-        instance changed the chat, which has been loaded again.
-        """
+        instance changed the chat, which has been loaded again."""
         attachments = await _read_by(attach)
         new = options | {"model": model, "title": title_of(text, attachments)}
         await self._add_after(self.messages, "user", text, new, attachments=attachments)
@@ -214,8 +209,7 @@ class ChatHistory:
         self, messages: list[StoredMessage], role: Role, text: str, new: dict[str, Any] | None = None, **fields: Any
     ) -> StoredMessage:
         """Add a message that follows these, and open its branch. Without an open chat, `new` are the fields of one.
-        Raises as `add_question`.
-        """
+        Raises as `add_question`."""
         await self._require_saved()
         last = messages[-1].id if messages else 0
 
@@ -251,8 +245,7 @@ class ChatHistory:
     ) -> list[StoredMessage]:
         """Return the messages up to a question, in its place one with this `text`, if given, and what `attach` reads.
         `message_id`: the question, or an answer to it; 0: the last one. Raises UsageError: there is none; as
-        `add_question`.
-        """
+        `add_question`."""
         index = len(self.messages) - 1
         if message_id:
             index = next((i for i, message in enumerate(self.messages) if message.id == message_id), -1)
@@ -284,8 +277,7 @@ class ChatHistory:
 
     def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> None:
         """Begin an answer to `history`, or to continue the one at its end; with the first word, they become the open
-        branch, also in the store.
-        """
+        branch, also in the store."""
         assert self.chat is not None
         chat_id = self.chat.id
 

@@ -38,8 +38,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     `sides` of a comparison (`Comparison`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
     of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
     leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `own` are values of
-    settings for this chat alone, by key (`settings.OF_CHAT`).
-    """
+    settings for this chat alone, by key (`settings.OF_CHAT`)."""
 
     id: str = ""
     title: str = ""
@@ -83,8 +82,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
     this model where the settings have nothing. `unset` names options of `sampling` that were not sent to the server,
-    which used its own values.
-    """
+    which used its own values."""
 
     sampling: Sampling = Sampling()
     max_tokens: int = 0
@@ -118,8 +116,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """A text sent with a message, as it was then. `mark` stands for it in the message (`@src/main.py:10-80`); "" when
-    nothing does. `title` says what it is: "src/main.py, lines 10-80".
-    """
+    nothing does. `title` says what it is: "src/main.py, lines 10-80"."""
 
     mark: str = ""
     title: str
@@ -133,8 +130,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when its app
     died in the middle of it, or None while it is being written; of a question, the code of the error that refused it as
     too long. `recording` is the JSON of a compared answer's tokens (`compare.runner.KeptTokens`). `chat_id` is of the
-    store: no document has it.
-    """
+    store: no document has it."""
 
     id: int = 0
     parent: int = 0
@@ -312,8 +308,7 @@ _MARKDOWN_MARKS = re.compile(r"^\s*(?:#{1,6}\s+|>\s*|[-*+]\s+|\d+\.\s+)|`+|\*\*+
 
 def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
     """Return a chat's first title: the first line of its first message without Markdown marks, cut at a word. Of a
-    message that is nothing but pasted text, that text's first line.
-    """
+    message that is nothing but pasted text, that text's first line."""
     pasted = (one.text for one in attachments if one.mark == text.strip() and not one.mark.startswith("@"))
     first = next((part for part in next(pasted, text).splitlines() if part.strip()), "")
     line = " ".join(_MARKDOWN_MARKS.sub("", first).split())

@@ -34,8 +34,7 @@ class AnswerSaver:
     `answer` is set while the store does not have all of it; `problem` is why it is not saved, None when it is or soon
     will be. `conflict` is set when another instance of the app changed the chat, so that there is no place for the
     answer any more; `overtaken` when it was changed but has the answer. `lost` is set when the last answer was
-    discarded before all of it was stored. `store`: None saves nothing. `on_problem`: called when `problem` changes.
-    """
+    discarded before all of it was stored. `store`: None saves nothing. `on_problem`: called when `problem` changes."""
 
     def __init__(self, store: ChatStore | None, on_problem: Callable[[], object]) -> None:
         self.problem: ChatsError | None = None
@@ -66,8 +65,7 @@ class AnswerSaver:
 
         When `chat`, as it is on the screen, is another in the store, that is a `conflict`. The question `after` is
         saved with it if its id is `UNSAVED`. `on_saved` is called after each save with the rows that the first save
-        added, the answer's last, and the version of the chat.
-        """
+        added, the answer's last, and the version of the chat."""
         self.discard()
         self.conflict, self.overtaken = None, False
 

@@ -79,8 +79,7 @@ class EarlierLayout(UnexpectedLayout):
 
 def make_tables(db: sqlite3.Connection) -> None:
     """Create the tables in an empty file. Another instance may do the same at the same time. Raises ChatsTooNew: the
-    file is ahead of this program; ChatsForeign: it is another program's database; UnexpectedLayout, sqlite3.Error.
-    """
+    file is ahead of this program; ChatsForeign: it is another program's database; UnexpectedLayout, sqlite3.Error."""
     if _version(db) == VERSION and _is_ours(db):
         return
     with transaction(db):

@@ -109,8 +109,7 @@ class Matcher:
 
 def find(db: sqlite3.Connection, text: str, limit: int) -> dict[str, tuple[Excerpt, ...]]:
     """Return the ids of chats that hold `text` in their title or messages, with the first messages that `Matcher.finds`
-    in themselves, in an attachment, in a result of a tool, or in what was said before a call.
-    """
+    in themselves, in an attachment, in a result of a tool, or in what was said before a call."""
     matcher, first = Matcher(text), partial(deque[tuple[int, str]], maxlen=_PER_CHAT)
     titles = db.execute("SELECT id, title FROM chats WHERE typeof(title) = 'text'")
     found = {chat_id: first() for chat_id, title in titles if matcher.letters in _folded(title)}
@@ -138,8 +137,7 @@ class ChatStore(Database):
 
     A folder that has to be made for it gets mode 0700, the file 0600. Raises ChatsDamaged: it cannot be replaced by a
     sound one; ChatsForeign: it is another program's; ChatsTooNew: a newer version wrote it, and it is left as it is;
-    ChatsError: folder or file cannot be used (permissions, full disk). Every method raises that too.
-    """
+    ChatsError: folder or file cannot be used (permissions, full disk). Every method raises that too."""
 
     def create_chat(self, model: str, system_prompt: str = "", **fields: Any) -> Chat:
         """Add a chat without messages; `fields` are others of `Chat`."""
@@ -154,8 +152,7 @@ class ChatStore(Database):
         """Store a chat of another file, of which there must be none with this id, with the messages of all branches.
 
         The messages get new ids; until then `parent` and `leaf` refer to those that they have. A message whose parent
-        does not come before it follows the last one that does.
-        """
+        does not come before it follows the last one that does."""
         added, last = {0: 0}, 0
         with self.transaction():
             self._insert_chat(msgspec.structs.replace(chat, leaf=None))
@@ -216,8 +213,7 @@ class ChatStore(Database):
     def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
         """Delete a message and all that follow from it; the branch beside it is open then. Of a summary, what follows
         stays. A chat that would be empty is deleted. Raises ChatsChanged: the message is gone, or the chat is not of
-        this version any more.
-        """
+        this version any more."""
         with self.transaction():
             self.require_unchanged(chat)
             tree = self.tree(chat.id)
@@ -299,8 +295,7 @@ class ChatStore(Database):
     ) -> StoredMessage:
         """Add a message with these fields of `StoredMessage`, and open its branch. `after`: id of the message that it
         follows, 0 at the beginning of the chat; None: the last one of the open branch. Raises ChatsChanged: the chat or
-        the message that it follows is gone (deleted by another instance).
-        """
+        the message that it follows is gone (deleted by another instance)."""
         now = time.time()
         with self.transaction():
             self._touch(chat_id, now)
@@ -324,8 +319,7 @@ class ChatStore(Database):
         """Update the columns of a growing answer that are given and hold something.
 
         Returns the version that its chat has now. None: the message is gone (deleted by another instance), and
-        nothing happened.
-        """
+        nothing happened."""
         given = {name: kept for name, value in changes.items() if (kept := column(value)) is not None}
         columns = ", ".join(f"{name} = ?" for name in given)
         with self.transaction():
@@ -354,8 +348,7 @@ class ChatStore(Database):
     ) -> None:
         """Replace parts of unsent texts of a window, or delete them (a text of None), and all those of `ended` windows.
 
-        Each part has the id of its chat and its name. Those of a chat that is gone are not kept.
-        """
+        Each part has the id of its chat and its name. Those of a chat that is gone are not kept."""
         with self.transaction():
             self._db.executemany("DELETE FROM drafts WHERE window = ?", [(one,) for one in ended])
             for chat_id, name, text in parts:

@@ -85,8 +85,7 @@ def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
     """Add the chats that the store does not have, all or none of them; nothing in it is changed.
 
     A chat keeps its id; when another one has it, its id is made of its content. So a file that is imported again adds
-    only what is new in it, as chats of their own. Raises ChatsError: nothing was added.
-    """
+    only what is new in it, as chats of their own. Raises ChatsError: nothing was added."""
     done = Imported()
     with store.transaction():
         known = {chat.id: chat for chat in store.chats()}
@@ -120,8 +119,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped; msgspec would not take
 
 def read_document(path: Path) -> list[PortableChat]:
     """Return the chats of a document. Raises UsageError: it cannot be read, or is none; ChatsTooNew: a newer version
-    wrote it.
-    """
+    wrote it."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES + 1)

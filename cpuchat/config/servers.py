@@ -81,8 +81,7 @@ def last_here(last: str) -> str:
 
 def normalized(url: str) -> str:
     """Return a server's address in one form: scheme and host in lower case, without `/v1` and what comes after it.
-    Raises UsageError: not an http or https address, or one with a password or a query in it.
-    """
+    Raises UsageError: not an http or https address, or one with a password or a query in it."""
     try:
         parts = urlsplit(url.strip())
         port = parts.port
@@ -147,16 +146,14 @@ class KeyRing:
     """Finds the API key of a server: in a file that its owner writes and nobody else may read, else in the environment.
     `CPUCHAT_API_KEY` is for the server `chosen`: the one of `--server`, or the only one of the settings.
 
-    A key goes to the server that it is for and nowhere else: not into settings, logs, messages or command lines.
-    """
+    A key goes to the server that it is for and nowhere else: not into settings, logs, messages or command lines."""
 
     def __init__(self, chosen: str = "") -> None:
         self._chosen = chosen
 
     def key(self, server: str) -> str:
         """Return the key, "" when there is none. Raises ServerError: the file cannot be read or others may read it, or
-        the key is no text or has characters that no key has.
-        """
+        the key is no text or has characters that no key has."""
         file = paths.shown(paths.keys_file())
         stored = _stored_keys().get(server, "")
         key = stored if isinstance(stored, str) else ""

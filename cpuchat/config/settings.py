@@ -132,8 +132,7 @@ class EngineSection(EngineOptions, SettingsSection):
 
     `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `saved_kv_gb` never takes
     more memory than half of what the model leaves free. Fields that are not keyword-only come before inherited ones, so
-    these are the first in the form, too.
-    """
+    these are the first in the form, too."""
 
     threads: Annotated[Count, Setting("Threads", "0 = one per core", is_option=True)] = 0
     cores: Annotated[
@@ -166,8 +165,7 @@ class SpeculationSection(DraftOptions, SettingsSection):
     """Drafters and draft depth (protocol.Speculation).
 
     `drafters` see `protocol.drafters`. `draft_model` "" is the one that belongs to the model, if that is known; "none";
-    or what --model takes.
-    """
+    or what --model takes."""
 
     drafters: Annotated[
         DrafterChoice,
@@ -387,8 +385,7 @@ def _remembered() -> Changes:
 
 def load() -> Settings:
     """Read the settings: the file, and what the app remembers over it; a missing file means defaults. Raises
-    SettingsError: unreadable file, TOML error, wrong value (named).
-    """
+    SettingsError: unreadable file, TOML error, wrong value (named)."""
     file = paths.settings_file()
     return with_changes(parse(toml.read(file), str(file)), _remembered())
 
@@ -437,8 +434,7 @@ def update(changes: Changes) -> Settings:
     removes the key. What the app remembers by itself goes to its own file.
 
     Returns the settings after the change. The file is replaced as `toml.change` does. Raises SettingsError: the file on
-    disk or the changed values are not valid; nothing is written then; OSError: one of the files cannot be written.
-    """
+    disk or the changed values are not valid; nothing is written then; OSError: one of the files cannot be written."""
     chosen: Changes = {}
     by_itself: Changes = {}
     for section, values in changes.items():
@@ -470,8 +466,7 @@ def update(changes: Changes) -> Settings:
 
 class SettingSources:
     """The sources of the settings of one run. `options`: options of the command line by the setting that each
-    overrides: `{"engine.threads": "--threads"}`.
-    """
+    overrides: `{"engine.threads": "--threads"}`."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         self._options = dict(options or {})

@@ -27,8 +27,7 @@ _CACHES = 1e9  # more than a narrow model has: it stays in caches, also where th
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """A measured pass: `seconds` for `n_tokens` tokens after `n_past`; the other fields are those of `parts`.
 
-    `cpu_wait`: share of them for which its threads waited for other programs.
-    """
+    `cpu_wait`: share of them for which its threads waited for other programs."""
 
     work: ModelWork
     n_tokens: float

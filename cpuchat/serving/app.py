@@ -169,8 +169,7 @@ async def _send_parts(
     """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and _Gone.
 
     A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not for
-    as long as a stream may wait.
-    """
+    as long as a stream may wait."""
     started, more = False, True
     while more:
         try:

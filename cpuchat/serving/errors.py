@@ -35,8 +35,7 @@ _BY_CODE = {
 class Refusal(Exception):
     """Raised when a request is refused or fails. `message`: what happened, and what to do. `code`: a stable word for
     programs ("context_length_exceeded"). `param`: the field of the request that is at fault. `retry_after`: seconds; 0:
-    a retry is of no use. `more`: further fields of the error object. `hint`: for whoever runs the server; not sent.
-    """
+    a retry is of no use. `more`: further fields of the error object. `hint`: for whoever runs the server; not sent."""
 
     status: int
     message: str

@@ -19,8 +19,7 @@ class QueueTurn:
 
 class FairQueue:
     """Lets `n_slots` requests run at once. The next one is of the client whose last turn is the longest ago: nobody
-    waits behind several of another one's. Use from one event loop.
-    """
+    waits behind several of another one's. Use from one event loop."""
 
     def __init__(self, n_slots: int = 1) -> None:
         self.n_slots = n_slots

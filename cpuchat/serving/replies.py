@@ -114,8 +114,7 @@ class Reply(ABC):
     """Builds one answer: `whole` at its end; or the parts of a stream: `rendered` for each event that `progress` has
     followed (b"" starts the response), `end` after the last, `failed` for an error in the middle.
 
-    `model` is the name that it goes by, `fingerprint` that of the engine.
-    """
+    `model` is the name that it goes by, `fingerprint` that of the engine."""
 
     id_prefix = ""
 
@@ -151,8 +150,7 @@ class BlockReply(Reply):
     """An answer in blocks: reasoning, text and calls, each of which begins where another one ends.
 
     The kind of a block is its channel, or the number of its call. A dialect writes what has `_begun` before the first
-    one, the start of a block, more of it (text, or a piece of arguments), and its end.
-    """
+    one, the start of a block, more of it (text, or a piece of arguments), and its end."""
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         super().__init__(model, fingerprint, parsed)

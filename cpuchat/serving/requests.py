@@ -187,8 +187,7 @@ class ParsedRequest:
     """A request that can be answered: `offered` has more about its tools. A stream has timings `with_timings` in every
     chunk, and `with_progress` of the prompt; `echoed` are fields of the request that the answer repeats. Of one that is
     filled in: only these `fields` are sent (() all), and without text where `prompt_only` is evaluated. `n` answers
-    are wanted, this one is the `index`-th.
-    """
+    are wanted, this one is the `index`-th."""
 
     request: Generate
     stream: bool = False
@@ -284,8 +283,7 @@ class RequestReader:
         **more: Any,
     ) -> ParsedRequest:
         """Return the request with what the settings decide, None: all. `param` has its text, `more` is as of
-        `ParsedRequest`. Raises Refusal.
-        """
+        `ParsedRequest`. Raises Refusal."""
         messages = _without_billing(asked.messages)
         texts = [asked.prompt or ""]
         for one in messages:
@@ -369,8 +367,7 @@ def read_form(form: dict[str, Any] | None, param: str, *, also: str = "") -> str
 
 def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = "") -> str:
     """Return the grammar of answers of the form in the field `param`: a schema, or a `grammar` in GBNF. `also`: another
-    field that tells where the answer ends, or what it is. Raises Refusal.
-    """
+    field that tells where the answer ends, or what it is. Raises Refusal."""
     if also:
         raise field_error(also, f"`{param}` decides what the answer is, and where it ends")
     if len(grammar or encoded(schema, param)) > LONGEST_FORM:
@@ -458,8 +455,7 @@ def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool
 
 def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall | str:
     """Return a call of an earlier answer; its arguments may be JSON in a string. One that was cut, so that they are no
-    JSON object, is returned as the text that the model wrote. Raises Refusal.
-    """
+    JSON object, is returned as the text that the model wrote. Raises Refusal."""
     if not isinstance(name, str) or not name or not isinstance(id, str | None):
         raise field_error(where, "a call needs an id and a name")
     written = arguments
@@ -513,8 +509,7 @@ def read_text(
     content: Any, where: str, kinds: Collection[str] = TEXTS, between: str = "\n", *, of_tool: bool = False
 ) -> str:
     """Return a text, or the texts of parts of these `kinds`. `of_tool`: of a result, which the client sends again with
-    every later request; what is no text in it is left out, and the model told so. Raises Refusal.
-    """
+    every later request; what is no text in it is left out, and the model told so. Raises Refusal."""
     if isinstance(content, str):
         return content
     texts = list[str]()

@@ -92,8 +92,7 @@ class _Protocol(H11Protocol):
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """Return a listening socket for `host`, on its IPv4 address if it has one; `port` 0 takes a free one. `::` alone
-    takes IPv4 too. Raises PortInUse, UsageError: it cannot listen there.
-    """
+    takes IPv4 too. Raises PortInUse, UsageError: it cannot listen there."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -156,8 +155,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?"
 class Guard:
     """Lets requests through to `app` that may use it; refuses others. `token`: "" = none needed. `local`: bound to the
     loopback interface only, so that no other host's name can be meant. `origins`: of web pages that may use it; `*` =
-    all.
-    """
+    all."""
 
     def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
         self._app, self._local, self._origins = app, local, frozenset(origins)

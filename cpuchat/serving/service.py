@@ -35,8 +35,7 @@ _RETRY_SECONDS = 5
 class RequestRecord:
     """A request, from before its body is read until its answer is sent. `client` is its address; `party` is who takes
     turns with others in the queue, where it was for `queued_s`. At most `n_at_once` ran together, this one included.
-    `message` is fit for the log, `hint` says what whoever runs the server can do.
-    """
+    `message` is fit for the log, `hint` says what whoever runs the server can do."""
 
     endpoint: str
     client: str
@@ -75,8 +74,7 @@ class InferenceService:
     `aliases`: names that the model answers to beside its own, the first is the one it goes by. `limit`: requests that
     may wait. `parallel`: as of `LoadOptions`, for its loads. `idle_minutes` without a request unload the model, which
     the next one loads again (0: never). `on_done`: called with every request that has ended; `on_note`, with what the
-    log should say.
-    """
+    log should say."""
 
     def __init__(
         self,
@@ -229,8 +227,7 @@ class InferenceService:
     @contextlib.asynccontextmanager
     async def _turn(self, record: RequestRecord, turn: QueueTurn) -> AsyncIterator[None]:
         """Wait for the turn of a request and for the model; it lasts as long as the block, or until the server closes.
-        Raises Refusal: it is closing, or the model cannot be loaded again.
-        """
+        Raises Refusal: it is closing, or the model cannot be loaded again."""
         arrived = time.monotonic()
         async with self._queue.slot(turn):
             self._waiting.discard(record)
@@ -253,8 +250,7 @@ class InferenceService:
     ) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
         early cancels the answer: once closed, the engine is idle or answers other requests. Raises Refusal: the engine
-        refused the request, or failed; the server is closing.
-        """
+        refused the request, or failed; the server is closing."""
         while self._untold:
             self._on_note(self._untold.pop(0))
         turn, arrived = QueueTurn(record.party), time.monotonic()
@@ -344,8 +340,7 @@ class InferenceService:
 
     async def _ensure_loaded(self) -> None:
         """Load a model again that was unloaded, or whose worker died, once for all requests that wait for it: one that
-        leaves does not end it. Raises Refusal.
-        """
+        leaves does not end it. Raises Refusal."""
         failed = await asyncio.shield(work) if (work := self._under_way) is not None else None
         if failed is None and not self.is_loaded:  # an unload has ended, or nothing was going on
             failed = await asyncio.shield(self._under_way or self._change(self._reload()))

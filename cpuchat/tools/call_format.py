@@ -34,8 +34,7 @@ Shape = Literal["object", "json", "pairs"]
 class PairStyle(msgspec.Struct, frozen=True, kw_only=True):
     """How arguments stand one by one: `opening` key `assignment` value `closing`, with `separator` between two.
 
-    A string is between two `quote`; "" writes it as it is.
-    """
+    A string is between two `quote`; "" writes it as it is."""
 
     opening: str = ""
     assignment: str = ""
@@ -51,8 +50,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     "object": a call is a JSON object with the keys `name_key` and `arguments_key`, in `opening` and `closing`. "json":
     `opening` name `middle` arguments as JSON `closing`. "pairs": as "json", but the arguments are written as `pairs`
     says. `name_in_id`: an id such as `functions.search:0` stands for the name. `arguments_as_text`: the template takes
-    arguments as JSON in a string.
-    """
+    arguments as JSON in a string."""
 
     shape: Shape
     section: str = ""

@@ -35,8 +35,7 @@ def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = Fals
     """Return the grammar, in Lark, of one or more calls from `form.trigger` on; `single`: of one call.
 
     Tools that are not strict take any object if their schemas are too much for a grammar; "" if those of strict ones
-    are, or there are no tools.
-    """
+    are, or there are no tools."""
     if not tools:
         return ""
     lax = [tool for tool in tools if not tool.strict]
@@ -121,8 +120,7 @@ class _CallWriter:
 
     def _pairs(self, tool: Tool) -> str:
         """Return the expression of the arguments, in any order; which are missing is checked later. Those of a strict
-        tool come in the order of the schema, the required ones all.
-        """
+        tool come in the order of the schema, the required ones all."""
         style, pairs = self._form.pairs, list[str]()
         properties, required = tool.parameters.get("properties"), tool.parameters.get("required") or ()
         in_order = tool.strict and not style.separator.strip()

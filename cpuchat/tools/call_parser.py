@@ -25,8 +25,7 @@ _BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 
 def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
     """Return the JSON object at `at`, which may be in a code fence, and where it ends. None: it is another value. An
-    end of -1: it is not complete, or no JSON.
-    """
+    end of -1: it is not complete, or no JSON."""
     begin = _OPENING_FENCE.match(text, at)
     assert begin is not None  # it may be empty
     try:
@@ -125,8 +124,7 @@ def parse_calls(
     form: CallFormat, text: str, tools: Sequence[Tool] = (), *, at_start: bool = True
 ) -> tuple[str, list[ToolCall]]:
     """Return what an answer says beside its calls, and the calls, complete ones only. `tools`: their schemas tell what
-    a value without quotes is. `at_start`: the text begins an answer.
-    """
+    a value without quotes is. `at_start`: the text begins an answer."""
     schemas = {tool.name: tool.parameters for tool in tools}
     said, written = form.split(text, tuple(schemas), at_start=at_start)
     calls, at = list[ToolCall](), 0
@@ -356,8 +354,7 @@ def may_begin(text: str) -> bool:
 
 def unmarked_calls(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     """Return what an answer says behind the calls with which it begins, and the calls: objects with the name of one of
-    these tools and an object of arguments. One of another name is a call only with nothing beside its arguments.
-    """
+    these tools and an object of arguments. One of another name is a call only with nothing beside its arguments."""
     names, calls, at = {tool.name for tool in tools}, list[ToolCall](), 0
     while True:
         fence = _FENCE.match(text, at)

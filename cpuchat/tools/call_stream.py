@@ -51,8 +51,7 @@ class CallReader:
     """Reads calls while they are written.
 
     Arguments in JSON come as they are written, others one by one. What is not written in the format, to the end of a
-    name that a tool has, waits for `finish`.
-    """
+    name that a tool has, waits for `finish`."""
 
     def __init__(self, form: CallFormat, tools: Sequence[Tool]) -> None:
         self._form = form
@@ -80,8 +79,7 @@ class CallReader:
 
     def finish(self, calls: Sequence[ToolCall]) -> tuple[tuple[ToolCall, ...], bool]:
         """Return the calls of the whole text, of which `calls` were found in it, and whether one is not whole. Adds
-        the pieces of those that were not read before.
-        """
+        the pieces of those that were not read before."""
         found = list(calls)
         for index, (name, id, parts) in enumerate(self._calls):
             is_whole = not self._open or index + 1 < len(self._calls)

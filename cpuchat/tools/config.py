@@ -36,8 +36,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 class ToolServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A server that is started as a program and speaks over its standard input and output.
 
-    `timeout` is in seconds, for one call. Keys of other programs are ignored, such as what they run without asking.
-    """
+    `timeout` is in seconds, for one call. Keys of other programs are ignored, such as what they run without asking."""
 
     command: Text
     args: tuple[str, ...] = ()
@@ -50,8 +49,7 @@ class ToolServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def load_servers() -> dict[str, ToolServerConfig | SettingsError]:
     """Return the servers that are not disabled, by name; none where the file is missing or empty. One that is not valid
     is the error, which names what is wrong; values of `env` are not shown. Raises SettingsError: the file cannot be
-    read, is no JSON, or has no object of servers.
-    """
+    read, is no JSON, or has no object of servers."""
     file = paths.tool_servers_file()
     if not (text := toml.read(file)):
         return {}

@@ -54,8 +54,7 @@ _LONGEST_TOKEN = 20  # characters; longer ones are spaces
 
 async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[str, int]:
     """Return a tool's result so that it takes a part of the context only, and its tokens: its beginning and end, with a
-    note between. `free_tokens`: of the context; None: not known.
-    """
+    note between. `free_tokens`: of the context; None: not known."""
     free = _USUAL_TOKENS if free_tokens is None else free_tokens
     max_tokens = max(free // _CONTEXT_SHARE, min(_MIN_TOKENS, free // _ROOM_SHARE))
     text = clean(text)
@@ -226,8 +225,7 @@ class ToolLoop:
         `GenerationFinished` of an answer with calls comes before `CallsMade`. Ends with that of an answer without
         calls, one that was stopped, `Failed`, or `CallDone` of a call that was stopped. A model that gets no further
         with calls, or writes nothing after them, answers once more without; the note of that answer says why. `guided`
-        tells the model after each round what to do next.
-        """
+        tells the model after each round what to do next."""
         limits, self._stopped = CallLimits(), False
         self.toolbox.collect()
         asked = request.messages

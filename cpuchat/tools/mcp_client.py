@@ -70,8 +70,7 @@ class _Pipes(SubprocessStreamProtocol):
 class McpSession:
     """A running server, as `start` makes one, and the session with it after `connect`. Use it from one event loop only.
 
-    `changed`: the server says that its tools are others than those read. `has_more`: it has some beyond them.
-    """
+    `changed`: the server says that its tools are others than those read. `has_more`: it has some beyond them."""
 
     def __init__(self, transport: asyncio.SubprocessTransport, pipes: _Pipes, log: BinaryIO) -> None:
         self.changed = False
@@ -141,8 +140,7 @@ class McpSession:
     async def call(self, call: ToolCall) -> ToolResult:
         """Run a call; what the server finds wrong with it is in the result. Raises ToolServerFailed: it has ended.
 
-        The result is not compared with the schema that the tool has for it: a pattern in there may take forever.
-        """
+        The result is not compared with the schema that the tool has for it: a pattern in there may take forever."""
         params = types.CallToolRequestParams(name=call.name, arguments=call.arguments)
         try:
             result = await self._client.session.send_request(types.CallToolRequest(params=params), types.CallToolResult)
@@ -299,8 +297,7 @@ def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
 
 def _text(result: types.CallToolResult) -> str:
     """Return a result as a model reads it: text, in place of anything else what it was, and the structured value unless
-    the texts are it: JSON of it, or of what the package `mcp` wraps in `result`. Many servers give a summary only.
-    """
+    the texts are it: JSON of it, or of what the package `mcp` wraps in `result`. Many servers give a summary only."""
     texts = [text for text in map(_block_text, result.content) if text]
     value = result.structured_content
     if value is not None:

@@ -27,8 +27,7 @@ class ToolServer:
     """One server. Use it from one event loop.
 
     `timeout` is in seconds, for one call. `tools` are those that it offered when it ran last. `problem` is why it does
-    not run; None when nothing is wrong.
-    """
+    not run; None when nothing is wrong."""
 
     def __init__(self, name: str, server: ToolServerConfig) -> None:
         self.name = name
@@ -58,8 +57,7 @@ class ToolServer:
 
     async def ready(self) -> None:
         """Start the server unless it runs, and read its tools if they have changed. Raises ToolServerFailed: it cannot
-        be started, or does not speak MCP; or the extra is not installed.
-        """
+        be started, or does not speak MCP; or the extra is not installed."""
         async with self._busy:
             session = self._session
             try:

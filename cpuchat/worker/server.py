@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 300.0
 """Seconds without a command after which unsaved KV is written to disk, in case of a crash: leaving a chat and quitting
-save it too.
-"""
+save it too."""
 SAVING_SECONDS = 60.0  # to stop and to save, after which the engine thread counts as stuck
 _FAILED = 70  # EX_SOFTWARE
 

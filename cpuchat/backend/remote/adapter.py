@@ -171,8 +171,7 @@ _NEEDED = (
 
 def context_sizes(status: Status) -> tuple[int, int, bool] | None:
     """Return the tokens of a prompt and of the context when a server rejects the prompt as too long, and whether it
-    counts Max tokens too, so that the prompt may fit alone; else None.
-    """
+    counts Max tokens too, so that the prompt may fit alone; else None."""
     if status.error.get("type") == _OVER_CONTEXT:
         needed, n_ctx = (int(number_at(status.error, name) or 0) for name in ("n_prompt_tokens", "n_ctx"))
         return (needed, n_ctx, False) if needed and n_ctx else None
@@ -281,8 +280,7 @@ class Adapter:
     def ignores_tools(self, request: Generate, prompt_tokens: int) -> bool:
         """Return, once, whether the tokens that the server reports of a prompt (0: none) are too few for its tools.
 
-        Words of names and descriptions are at least a token each, and every template that knows tools has them.
-        """
+        Words of names and descriptions are at least a token each, and every template that knows tools has them."""
         words = " ".join([*(f"{tool.name} {tool.description}" for tool in request.tools), request.messages[-1].content])
         is_new = not self._told and 0 < prompt_tokens < len(words.split())
         self._told = self._told or is_new
@@ -335,8 +333,7 @@ async def identify(connection: ServerConnection) -> Adapter:
 
     `owned_by` in the list of models names most servers; Ollama names the owner of each model's repository, and is asked
     for what only it has. Raises Status, httpx.HTTPError: it is not reached, or refuses; ServerError: it is not an
-    inference server.
-    """
+    inference server."""
     try:
         body = await connection.get("/v1/models")
     except Status as status:

@@ -46,8 +46,7 @@ _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 class _Exchange:
     """One request: sent again while nothing has come, without the oldest messages when the server rejects the prompt as
     too long, and read to its end. `name`: of the model at the server. `reconnected`: the server was away, and may have
-    been started anew, with another model.
-    """
+    been started anew, with another model."""
 
     def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
         self._adapter, self._request, self._name, self._seed = adapter, request, name, seed
@@ -57,8 +56,7 @@ class _Exchange:
 
     async def items(self) -> AsyncGenerator[Chunk | ContextTrimmed | Reconnecting, None]:
         """Yield what comes. Leaving early closes the connection, by which the server stops. Raises Status,
-        httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
-        """
+        httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off."""
         changes, retries, request_id = 0, Retries(), self._request.request_id
         while True:
             try:
@@ -91,8 +89,7 @@ class _Exchange:
         share of the characters: system messages and the last turn stay, and an eighth of the context for the answer.
 
         Turns go in steps of a quarter of the context, so that the next prompts begin alike and are reused; for a prompt
-        that none continues, of a sixteenth. Raises ContextFull when there is none to leave out, or none may be.
-        """
+        that none continues, of a sixteenth. Raises ContextFull when there is none to leave out, or none may be."""
         request, messages = self._request, self._request.messages
         # Without Max tokens a chat is answered up to the end of the context, a raw prompt with a few tokens.
         room = 0 if request.prompt is None else n_ctx - needed

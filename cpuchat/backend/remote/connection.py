@@ -43,8 +43,7 @@ class ServerConnection:
     """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
     read. Raises ServerError: its proxy or certificates cannot be used.
 
-    `root` is the address of the OpenAI routes; `leaks_key`: others on the way can read the key.
-    """
+    `root` is the address of the OpenAI routes; `leaks_key`: others on the way can read the key."""
 
     def __init__(self, server: str, key: str = "") -> None:
         self.server, self.root, self._has_key = server, f"{server}/v1", bool(key)
@@ -80,8 +79,7 @@ class ServerConnection:
     async def request(self, path: str, content: dict[str, Any] | None = None) -> AsyncIterator[httpx.Response]:
         """Send a request, a small one without content, and yield the response while it streams. Leaving early closes
         the connection, by which the server knows that nobody reads any more. Raises Status, httpx.HTTPError,
-        ServerError.
-        """
+        ServerError."""
         is_small = content is None
         async with self._client.stream(
             "GET" if is_small else "POST",
@@ -126,8 +124,7 @@ class Retries:
 
     def next(self, error: Exception) -> tuple[int, float]:
         """Return the number of the next attempt, 0 while the server is loading, and the seconds to wait before it:
-        longer each time, and as long as the server wants. Raises `error` when another one is of no use.
-        """
+        longer each time, and as long as the server wants. Raises `error` when another one is of no use."""
         wanted = 0.0
         if isinstance(error, Status):
             if error.code == _LOADING and "loading" in error.message.lower() and self._looks < _MAX_LOOKS:

@@ -46,8 +46,7 @@ async def objects(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any] 
 
     Some servers leave out the empty line between events: an object on one line is an event, and one on several lines
     ends where the next one begins. Comments and other fields are skipped, a last object that was cut is dropped. Raises
-    ServerError: what came is not a JSON object, or too long.
-    """
+    ServerError: what came is not a JSON object, or too long."""
     data = bytearray()  # of an event on several lines, which is parsed once
     async for line in lines(chunks):
         name, _, value = line.partition(b":")
@@ -215,8 +214,7 @@ class StreamTally:
 
     Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it
     does not count are counted by the parts that it sends, which may hold several: then `approximate`. `started`: when
-    the request arrived at the backend, monotonic seconds; `n_ctx`: of the model, 0 = not known.
-    """
+    the request arrived at the backend, monotonic seconds; `n_ctx`: of the model, 0 = not known."""
 
     def __init__(self, request_id: int, started: float, n_ctx: int) -> None:
         self.finish, self.calls = "", CallParts()
