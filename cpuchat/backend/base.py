@@ -32,8 +32,7 @@ DEFAULT_PLACEMENT = PlacementSpec()
 
 
 class Backend(Protocol):
-    """Answers requests, `model.parallel` at a time; more wait in order. No method raises for a failure of the engine:
-    it yields `Failed`.
+    """Answers requests, `model.parallel` at a time; more wait in order. A failure of the engine is yielded as `Failed`.
 
     `model` is None before a load and after the worker crashed; `engine` before the first start, and for a model on a
     server; `pid` is that of the computing process, None when it is remote or not running."""
@@ -55,11 +54,9 @@ class Backend(Protocol):
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """Stream one answer; ends with `GenerationFinished` or `Failed`. Closing the iterator early cancels the answer,
-        and no other one.
-
-        A worker that died before is started again and the model loaded again first (its `LoadProgress` events
-        come first)."""
+        """Stream one answer; ends with `GenerationFinished` or `Failed`. Closing the iterator early cancels this answer
+        only. After the worker has died, it is started and the model loaded again first, with its `LoadProgress`
+        events."""
         ...
 
     async def cancel(self) -> None:

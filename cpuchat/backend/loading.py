@@ -21,9 +21,8 @@ async def load_to_measure(
     stopped: Callable[[], bool],
     tell: Callable[[LoadProgress], None] = lambda _: None,
 ) -> ModelInfo:
-    """Load a model with its draft model. `stopped` is asked at every step of the load, which is cancelled once it is
-    true. Raises Interrupted: stopped; MeasureFailed: the draft model was left out; CpuchatError: the model cannot be
-    loaded."""
+    """Load a model with its draft model, until `stopped`, which is asked at every step. Raises Interrupted: stopped;
+    MeasureFailed: the draft model was left out; CpuchatError: the model cannot be loaded."""
     async with contextlib.aclosing(backend.load(path, options, spec)) as events:
         async for event in events:
             match event:

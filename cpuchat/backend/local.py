@@ -71,10 +71,8 @@ class LocalBackend(ModelBackend):
         self._running: dict[int, _Exchange] = {}  # what the worker is at, the newest last
 
     def prepare(self, spec: PlacementSpec, cpu_module: str = AUTO) -> None:
-        """Start the worker process for a load with this placement and CPU module, before there is an event loop.
-
-        It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
-        `load`."""
+        """Start the worker process for a load with this placement and CPU module, before there is an event loop: it
+        imports the engine while the caller imports what comes next. `load` tries again, and reports, what fails."""
         self._prepared = spawn(self._log_dir, lambda: _launch(place_here(spec), cpu_module))
 
     async def start(self, cpu_module: str = AUTO) -> Failed | None:

@@ -86,9 +86,8 @@ class Spawned:
 def spawn(
     log_dir: Path, launch: Callable[[], Launch], module: Sequence[str] = WORKER, **environment: str
 ) -> Future[Spawned]:
-    """Start a worker as `launch`, called in the thread of the `starter`, returns; or another `module` with its
-    arguments, and with `environment` added to what it inherits. Needs no event loop. The result raises OSError, and
-    what `launch` raises."""
+    """Start a worker as `launch` returns, called in the thread of the `starter`; or another `module` with its
+    arguments, and with more `environment`. Needs no event loop. The result raises OSError, and what `launch` raises."""
 
     def start() -> Spawned:
         wanted, log = launch(), _new_log(log_dir)

@@ -84,9 +84,8 @@ def _request(path: Path) -> Path:
 
 def salvage(path: Path, inode: int, *, is_earlier: bool = False) -> str:
     """Replace a damaged file, or one of an earlier version (`is_earlier`), by a new one with everything that can be
-    read; returns the message for the user. `inode`: of the old file. If another process has replaced it, nothing
-    happens, and "" is returned. Raises ChatsDamaged: another program has it open, the new file cannot be written, or
-    the old one not be moved; it is unchanged."""
+    read; returns the message for the user; "" if it is not the one with this `inode` any more. Raises ChatsDamaged:
+    another program has it open, the new file cannot be written, or the old one not be moved; it is unchanged."""
     aside = path.with_name(f"{path.name}.{'earlier' if is_earlier else 'damaged'}-{time.strftime('%Y%m%d-%H%M%S')}")
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:

@@ -23,10 +23,8 @@ Draft = tuple[str, dict[str, str]]
 
 
 class DraftSaver:
-    """Saves the drafts of this window on threads of its own, so that neither a disk nor a stuck event loop matters.
-
-    Windows do not share drafts. Those of a window that has ended, however it did, belong to the next one that asks.
-    `store`: None saves nothing."""
+    """Saves the drafts of this window, on threads of its own, so that neither a disk nor a stuck event loop matters;
+    `store` None: nothing. Windows do not share them, but those of one that has ended belong to the next that asks."""
 
     def __init__(self, store: ChatStore | None) -> None:
         self._store = store

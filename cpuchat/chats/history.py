@@ -40,10 +40,8 @@ _BACKTICKS = re.compile("`{3,}")
 
 
 def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Message, ...]:
-    """Return the request to answer `messages` after the system prompt, if there is one.
-
-    The last summary stands for what it covers: all before it, or before the question that it follows. A question that
-    was refused as too long is not sent with the next one."""
+    """Return the request to answer `messages` after the system prompt, if there is one. The last summary stands for all
+    before it, or before the question that it follows. A question that was too long is not sent with the next one."""
     at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].is_summary), -1)
     if at >= 0:
         asked = [messages[at - 1]] if at and messages[at - 1].role == "user" else []
@@ -81,10 +79,9 @@ def fenced(text: str) -> str:
 
 
 class ChatHistory:
-    """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
-
-    `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
-    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer, changes."""
+    """Holds the messages of one chat at a time: `messages` of the open branch, in `tree` the ids of all. Use it from
+    one event loop. `store`: None keeps nothing: the chat lives in memory alone. `on_save_problem`: called when the
+    problem of `saver`, which saves the last answer, changes."""
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], object]) -> None:
         self.chat: Chat | None = None
@@ -161,10 +158,9 @@ class ChatHistory:
         self._deleted.append(await asyncio.to_thread(self.store.delete, chat_id))
 
     async def delete_branch(self, message_id: int) -> bool:
-        """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back.
-
-        Returns False when that was all of the chat, which is deleted then. Raises ChatsError: nothing was deleted;
-        ChatsChanged: another instance changed the chat, which has been loaded again."""
+        """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back. False: the chat
+        would be empty and is deleted. Raises ChatsError: nothing was deleted; ChatsChanged: another instance changed
+        the chat, which has been loaded again."""
         assert self.chat is not None
         await self._require_saved()
         async with self._loading_again():
@@ -190,9 +186,8 @@ class ChatHistory:
         self, text: str, model: str, attach: Attach | None = None, **options: Any
     ) -> list[StoredMessage]:
         """Add a user message, in a new chat with these `options` if none is open, and return the messages to answer.
-
-        Raises CpuchatError as `attach`; ChatsError: it could not be saved, and was not added; ChatsChanged: another
-        instance changed the chat, which has been loaded again."""
+        Raises CpuchatError as `attach`; ChatsError: it was not saved, nor added; ChatsChanged: another instance changed
+        the chat, which has been loaded again."""
         attachments = await _read_by(attach)
         new = options | {"model": model, "title": title_of(text, attachments)}
         await self._add_after(self.messages, "user", text, new, attachments=attachments)
@@ -243,9 +238,8 @@ class ChatHistory:
     async def up_to_question(
         self, text: str | None = None, message_id: int = 0, attach: Attach | None = None
     ) -> list[StoredMessage]:
-        """Return the messages up to a question, in its place one with this `text`, if given, and what `attach` reads.
-        `message_id`: the question, or an answer to it; 0: the last one. Raises UsageError: there is none; as
-        `add_question`."""
+        """Return the messages up to a question, in its place one with this `text` and what `attach` reads, if given.
+        `message_id`: the question, or an answer to it; 0: the last one. Raises UsageError: none; as `add_question`."""
         index = len(self.messages) - 1
         if message_id:
             index = next((i for i, message in enumerate(self.messages) if message.id == message_id), -1)

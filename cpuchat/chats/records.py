@@ -2,9 +2,8 @@
 
 SQLite takes any value in any column, and a file can be damaged anywhere: nothing is taken from it unchecked.
 
-A message follows another one, its parent; messages with the same parent are siblings: alternative answers, or
-edits of a question. Ids grow with time, so a message has a larger id than its parent, and the newest of a branch
-is the end of one.
+A message follows its parent; those with the same parent are siblings: alternative answers, or edits of a question. Ids
+grow with time, so a message has a larger id than its parent, and the newest of a branch is the end of one.
 """
 
 from __future__ import annotations
@@ -80,9 +79,8 @@ class SearchHit(Chat, frozen=True, kw_only=True):
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that an answer was generated with, beside its chat's own system prompt and the seed in its timings.
 
-    `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
-    this model where the settings have nothing. `unset` names options of `sampling` that were not sent to the server,
-    which used its own values."""
+    `path`: the model's file; `draft`: the draft model's name. `default_sampling`: what is used with this model where
+    the settings have nothing. `unset`: options of `sampling` that were not sent to the server, which used its own."""
 
     sampling: Sampling = Sampling()
     max_tokens: int = 0
@@ -318,11 +316,9 @@ def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
 
 
 class Tree:
-    """The ids of a chat's messages; 0 is the beginning of the chat, from which the first one follows.
-
-    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch. `rows`: id
-    and parent of each message, ids ascending. `leaf`: as stored; None, or one that does not exist: the newest message.
-    """
+    """The ids of a chat's messages; 0 is the beginning of the chat. `rows`: id and parent of each message, ids
+    ascending; one whose parent is missing follows the last before that. `leaf`: the end of the open branch; where that
+    is not stored, or does not exist, the newest message."""
 
     def __init__(self, rows: Iterable[tuple[int, object]] = (), leaf: object = None) -> None:
         self._parents: dict[int, int] = {}

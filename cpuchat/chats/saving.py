@@ -60,12 +60,10 @@ class AnswerSaver:
         after: StoredMessage,
         on_saved: Callable[[list[StoredMessage], int], None],
     ) -> None:
-        """Begin to save an answer, or what is added to one that the store has. The previous one must have been saved or
-        discarded.
-
-        When `chat`, as it is on the screen, is another in the store, that is a `conflict`. The question `after` is
-        saved with it if its id is `UNSAVED`. `on_saved` is called after each save with the rows that the first save
-        added, the answer's last, and the version of the chat."""
+        """Begin to save an answer, or what is added to one that the store has, with the question `after` if its id is
+        `UNSAVED`. The previous one must have been saved or discarded. Where the store has another version of `chat`,
+        that is a `conflict`. `on_saved` is called after each save with the rows that the first one added, the answer's
+        last, and the version of the chat."""
         self.discard()
         self.conflict, self.overtaken = None, False
 

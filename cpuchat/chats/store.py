@@ -1,9 +1,8 @@
 """Chats on disk, in SQLite.
 
-Every change is committed when the method returns, so a killed app loses nothing but what it had not told the store.
-Write-ahead logging lets a second instance of the app read and write the same file; methods may be called from any
-thread, one at a time. What is deleted or replaced is overwritten in the file and the log. Search reads all messages,
-about 5 MB in 0.1 s.
+Every change is committed when the method returns: a killed app loses only what it had not told the store. Write-ahead
+logging lets a second instance read and write the same file; methods may be called from any thread, one at a time. What
+is deleted is overwritten in the file and the log. Search reads all messages, about 5 MB in 0.1 s.
 """
 
 from __future__ import annotations
@@ -150,9 +149,8 @@ class ChatStore(Database):
 
     def add_copy(self, chat: Chat, messages: Iterable[StoredMessage]) -> None:
         """Store a chat of another file, of which there must be none with this id, with the messages of all branches.
-
-        The messages get new ids; until then `parent` and `leaf` refer to those that they have. A message whose parent
-        does not come before it follows the last one that does."""
+        These get new ids, to which `parent` and `leaf` are changed. A message whose parent does not come before it
+        follows the last one that does."""
         added, last = {0: 0}, 0
         with self.transaction():
             self._insert_chat(msgspec.structs.replace(chat, leaf=None))
@@ -211,9 +209,8 @@ class ChatStore(Database):
         return Deleted(chat_id, 0, rows)
 
     def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
-        """Delete a message and all that follow from it; the branch beside it is open then. Of a summary, what follows
-        stays. A chat that would be empty is deleted. Raises ChatsChanged: the message is gone, or the chat is not of
-        this version any more."""
+        """Delete a message and all that follow from it (of a summary, that stays); the branch beside it is open then. A
+        chat that would be empty is deleted. Raises ChatsChanged: the message is gone, or this version of the chat."""
         with self.transaction():
             self.require_unchanged(chat)
             tree = self.tree(chat.id)
@@ -293,9 +290,8 @@ class ChatStore(Database):
     def add_message(
         self, chat_id: str, role: Role, content: str, *, after: int | None = None, **fields: Any
     ) -> StoredMessage:
-        """Add a message with these fields of `StoredMessage`, and open its branch. `after`: id of the message that it
-        follows, 0 at the beginning of the chat; None: the last one of the open branch. Raises ChatsChanged: the chat or
-        the message that it follows is gone (deleted by another instance)."""
+        """Add a message with these fields of `StoredMessage`, and open its branch. `after`: id of the message before, 0
+        at the beginning; None: the last one of the open branch. Raises ChatsChanged: that or the chat is gone."""
         now = time.time()
         with self.transaction():
             self._touch(chat_id, now)
@@ -316,10 +312,8 @@ class ChatStore(Database):
         return insert(self._db, "messages", row)
 
     def update_message(self, message_id: int, **changes: object) -> int | None:
-        """Update the columns of a growing answer that are given and hold something.
-
-        Returns the version that its chat has now. None: the message is gone (deleted by another instance), and
-        nothing happened."""
+        """Update the columns of a growing answer that are given and hold something. Returns the version that its chat
+        has now. None: the message is gone (deleted by another instance), and nothing happened."""
         given = {name: kept for name, value in changes.items() if (kept := column(value)) is not None}
         columns = ", ".join(f"{name} = ?" for name in given)
         with self.transaction():
@@ -346,9 +340,8 @@ class ChatStore(Database):
     def save_drafts(
         self, window: str, parts: Iterable[tuple[str | None, str, str | None]], ended: Iterable[str] = ()
     ) -> None:
-        """Replace parts of unsent texts of a window, or delete them (a text of None), and all those of `ended` windows.
-
-        Each part has the id of its chat and its name. Those of a chat that is gone are not kept."""
+        """Replace parts of unsent texts of a window (chat, name, text), or delete them (a text of None), and all those
+        of `ended` windows. Those of a chat that is gone are not kept."""
         with self.transaction():
             self._db.executemany("DELETE FROM drafts WHERE window = ?", [(one,) for one in ended])
             for chat_id, name, text in parts:

@@ -1,8 +1,7 @@
 """Chats outside the database: the document that an export writes and an import reads.
 
-A document is a JSON object: `format` "cpuchat-chats", `version` 1, and `chats`. Times are seconds since the epoch.
-Messages are numbered from 1 within their chat, `parent` 0 is its beginning: a chat gives the same document from any
-database.
+A JSON object: `format` "cpuchat-chats", `version` 1, and `chats`. Times are seconds since the epoch. Messages are
+numbered from 1 within their chat, `parent` 0 is its beginning: a chat gives the same document from any database.
 """
 
 from __future__ import annotations
@@ -82,10 +81,9 @@ class Imported:
 
 
 def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
-    """Add the chats that the store does not have, all or none of them; nothing in it is changed.
-
-    A chat keeps its id; when another one has it, its id is made of its content. So a file that is imported again adds
-    only what is new in it, as chats of their own. Raises ChatsError: nothing was added."""
+    """Add the chats that the store does not have, all or none of them; nothing in it is changed. A chat keeps its id;
+    when another one has it, its id is made of its content: importing a file again adds only what is new in it, as chats
+    of their own. Raises ChatsError: nothing was added."""
     done = Imported()
     with store.transaction():
         known = {chat.id: chat for chat in store.chats()}

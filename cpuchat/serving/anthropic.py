@@ -1,7 +1,5 @@
-"""Anthropic's /v1/messages and /v1/messages/count_tokens.
-
-Beside Anthropic's fields, those of our sampling settings count. What was reused of the prompt is
-`cache_read_input_tokens`; `cache_control` changes nothing, because everything is reused that can be.
+"""Anthropic's /v1/messages and /v1/messages/count_tokens, with our sampling settings too. What was reused of the prompt
+is `cache_read_input_tokens`; `cache_control` changes nothing, because everything is reused that can be.
 """
 
 from __future__ import annotations

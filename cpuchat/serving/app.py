@@ -166,10 +166,8 @@ class AnswerEndpoint:
 async def _send_parts(
     send: Send, reply: Reply, parts: asyncio.Queue[bytes | Refusal | None], *, is_stream: bool
 ) -> None:
-    """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and _Gone.
-
-    A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not for
-    as long as a stream may wait."""
+    """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, so until
+    the engine has accepted the prompt or a stream has waited for long; and _Gone."""
     started, more = False, True
     while more:
         try:

@@ -1,6 +1,5 @@
-"""OpenAI's /v1/chat/completions and /v1/completions, with the additions of llama-server.
-
-`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ... mean what they mean there.
+"""OpenAI's /v1/chat/completions and /v1/completions, with llama-server's `timings_per_token`, `return_progress`,
+`ignore_eos`, `repeat_penalty`, ...
 """
 
 from __future__ import annotations

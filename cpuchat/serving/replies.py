@@ -111,10 +111,9 @@ class ReplyProgress:
 
 
 class Reply(ABC):
-    """Builds one answer: `whole` at its end; or the parts of a stream: `rendered` for each event that `progress` has
-    followed (b"" starts the response), `end` after the last, `failed` for an error in the middle.
-
-    `model` is the name that it goes by, `fingerprint` that of the engine."""
+    """Builds one answer of `model` by the engine `fingerprint`: `whole` at its end; or the parts of a stream:
+    `rendered` for each event that `progress` has followed (b"" starts the response), `end` after the last, `failed` for
+    an error."""
 
     id_prefix = ""
 
@@ -147,10 +146,8 @@ class Reply(ABC):
 
 
 class BlockReply(Reply):
-    """An answer in blocks: reasoning, text and calls, each of which begins where another one ends.
-
-    The kind of a block is its channel, or the number of its call. A dialect writes what has `_begun` before the first
-    one, the start of a block, more of it (text, or a piece of arguments), and its end."""
+    """An answer in blocks of reasoning, text and calls. The kind of a block is its channel, or the number of its call.
+    A dialect writes what has `_begun` before the first one, the start of a block, more of it, and its end."""
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         super().__init__(model, fingerprint, parsed)

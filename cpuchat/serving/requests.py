@@ -1,12 +1,10 @@
 """One request, in whichever dialect (`openai_chat`, `responses`, `anthropic`): checked, and made a `Generate`.
 
 Tools that a client runs itself but declares by a type in place of a schema (a shell, an editor) are offered to the
-model as functions, with the schema that the vendor documents (the guides to tools of OpenAI and Anthropic). What the
-vendor would run, such as a search of the web, is left out.
+model as functions, with the schema of the vendor's guide. What the vendor would run, such as a web search, is left out.
 
-Fields that are not known are ignored, as compatible servers do: programs send many that change nothing here. What would
-change the answer and is not supported is refused, never ignored. `cache_salt` is vLLM's: requests reuse nothing of
-those with another one.
+Unknown fields are ignored, as by compatible servers: programs send many that change nothing here. What would change the
+answer and is not supported is refused. `cache_salt` is vLLM's: requests reuse nothing of those with another one.
 """
 
 from __future__ import annotations
@@ -184,10 +182,9 @@ T = TypeVar("T", bound=RequestBody)
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
-    """A request that can be answered: `offered` has more about its tools. A stream has timings `with_timings` in every
-    chunk, and `with_progress` of the prompt; `echoed` are fields of the request that the answer repeats. Of one that is
-    filled in: only these `fields` are sent (() all), and without text where `prompt_only` is evaluated. `n` answers
-    are wanted, this one is the `index`-th."""
+    """A request that can be answered. A stream has timings `with_timings` in every chunk, and `with_progress` of the
+    prompt; the answer repeats the `echoed` fields. Of one that is filled in only `fields` are sent (() all), and no
+    text where it is `prompt_only`. `n` answers are wanted, this one is the `index`-th."""
 
     request: Generate
     stream: bool = False

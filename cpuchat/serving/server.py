@@ -1,8 +1,6 @@
-"""Runs the HTTP interface in the event loop of its caller, who handles signals, and decides who may use it.
-
-On the loopback interface of this machine anyone who is logged in may; elsewhere, a bearer token is needed. Web pages
-may not: a browser sends their requests to 127.0.0.1 too, under the name of a host that an attacker chose. Its `Host`
-and `Origin` headers tell.
+"""Runs the HTTP interface in the event loop of its caller, who handles signals, and decides who may use it: on the
+loopback interface anyone who is logged in; elsewhere, who has the bearer token. Web pages may not: a browser sends
+their requests to 127.0.0.1 too, under the name of a host that an attacker chose, which `Host` and `Origin` tell.
 """
 
 from __future__ import annotations
@@ -154,8 +152,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?"
 
 class Guard:
     """Lets requests through to `app` that may use it; refuses others. `token`: "" = none needed. `local`: bound to the
-    loopback interface only, so that no other host's name can be meant. `origins`: of web pages that may use it; `*` =
-    all."""
+    loopback interface, so that no other host's name can be meant. `origins`: of web pages that may; `*` = all."""
 
     def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
         self._app, self._local, self._origins = app, local, frozenset(origins)

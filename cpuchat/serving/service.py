@@ -71,10 +71,9 @@ class RequestRecord:
 class InferenceService:
     """Use from one event loop. Requests are refused until `loaded`. Nothing of the `conversation` is stored.
 
-    `aliases`: names that the model answers to beside its own, the first is the one it goes by. `limit`: requests that
-    may wait. `parallel`: as of `LoadOptions`, for its loads. `idle_minutes` without a request unload the model, which
-    the next one loads again (0: never). `on_done`: called with every request that has ended; `on_note`, with what the
-    log should say."""
+    `aliases`: names of the model beside its own, first the one it goes by. `limit`: requests that may wait. `parallel`
+    as of `LoadOptions`. `idle_minutes` without a request unload the model, which the next one loads again (0: never).
+    `on_done` is called with every request that has ended, `on_note` with what the log should say."""
 
     def __init__(
         self,
@@ -249,8 +248,7 @@ class InferenceService:
         self, parsed: ParsedRequest, record: RequestRecord, progress: ReplyProgress
     ) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
-        early cancels the answer: once closed, the engine is idle or answers other requests. Raises Refusal: the engine
-        refused the request, or failed; the server is closing."""
+        early cancels the answer. Raises Refusal: the engine refused the request, or failed; the server is closing."""
         while self._untold:
             self._on_note(self._untold.pop(0))
         turn, arrived = QueueTurn(record.party), time.monotonic()

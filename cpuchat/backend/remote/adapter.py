@@ -57,17 +57,12 @@ _PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "acceptance", "n_ctx"
 
 
 class ServerKind(NamedTuple):
-    """What one kind of server takes and reports beyond the rest: `takes` are the options of a request that it gets,
-    `sends` is what every request has.
-
-    Attributes:
-        grammar: the field for a grammar; "" = it takes none, and gets the JSON schema.
-        continuing: what a request has that goes on with its last message; None: it cannot.
-        is_engine: it renders the chat template as it is told, and takes `ignore_eos`.
-        reasoning_field: of a message, for the reasoning of earlier answers; "" = it takes none.
-        lists: more lists of its models, each with its path, its key, and where the fields of `ListedModel` are.
-        unreported: the figures that it does not report, and why, or how to get them.
-    """
+    """What one kind of server takes and reports beyond the rest. `takes`: the options of a request that it gets;
+    `sends`: what every request has. `grammar`: the field for a grammar; "" = it gets the JSON schema. `continuing`:
+    what a request has that goes on with its last message; None: it cannot. `is_engine`: it renders the chat template as
+    it is told, and takes `ignore_eos`. `reasoning_field`: of a message, for the reasoning of earlier answers; "" =
+    none. `lists`: more lists of its models: path, key, and where the fields of `ListedModel` are. `unreported`:
+    figures, and why."""
 
     name: str
     takes: frozenset[str] = _OPENAI
@@ -278,9 +273,8 @@ class Adapter:
         return [name for name in self.ignored if values[name] != default[name]]
 
     def ignores_tools(self, request: Generate, prompt_tokens: int) -> bool:
-        """Return, once, whether the tokens that the server reports of a prompt (0: none) are too few for its tools.
-
-        Words of names and descriptions are at least a token each, and every template that knows tools has them."""
+        """Return, once, whether the tokens that the server reports of a prompt (0: none) are too few for its tools:
+        each word of names and descriptions is at least one, and every template that knows tools has them."""
         words = " ".join([*(f"{tool.name} {tool.description}" for tool in request.tools), request.messages[-1].content])
         is_new = not self._told and 0 < prompt_tokens < len(words.split())
         self._told = self._told or is_new
@@ -329,11 +323,9 @@ class Adapter:
 
 
 async def identify(connection: ServerConnection) -> Adapter:
-    """Return the adapter for the server, with its models.
-
-    `owned_by` in the list of models names most servers; Ollama names the owner of each model's repository, and is asked
-    for what only it has. Raises Status, httpx.HTTPError: it is not reached, or refuses; ServerError: it is not an
-    inference server."""
+    """Return the adapter for the server, with its models. `owned_by` in the list of models names most servers; Ollama,
+    which names the owner of each model's repository, is asked for what only it has. Raises Status, httpx.HTTPError: it
+    is not reached, or refuses; ServerError: it is not an inference server."""
     try:
         body = await connection.get("/v1/models")
     except Status as status:

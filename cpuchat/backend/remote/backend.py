@@ -44,9 +44,8 @@ _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
 
 class _Exchange:
-    """One request: sent again while nothing has come, without the oldest messages when the server rejects the prompt as
-    too long, and read to its end. `name`: of the model at the server. `reconnected`: the server was away, and may have
-    been started anew, with another model."""
+    """One request to model `name`: sent again while nothing has come, without the oldest messages when the prompt is
+    too long, and read to its end. `reconnected`: the server was away, and may have been started anew."""
 
     def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
         self._adapter, self._request, self._name, self._seed = adapter, request, name, seed

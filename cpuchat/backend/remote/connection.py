@@ -40,10 +40,9 @@ class Status(Exception):
 
 
 class ServerConnection:
-    """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
-    read. Raises ServerError: its proxy or certificates cannot be used.
-
-    `root` is the address of the OpenAI routes; `leaks_key`: others on the way can read the key."""
+    """Sends requests to one server. Use from one event loop; make it in a thread: certificates take long to read.
+    `root`: address of the OpenAI routes; `leaks_key`: others on the way can read the key. Raises ServerError: its proxy
+    or certificates cannot be used."""
 
     def __init__(self, server: str, key: str = "") -> None:
         self.server, self.root, self._has_key = server, f"{server}/v1", bool(key)
@@ -78,8 +77,7 @@ class ServerConnection:
     @contextlib.asynccontextmanager
     async def request(self, path: str, content: dict[str, Any] | None = None) -> AsyncIterator[httpx.Response]:
         """Send a request, a small one without content, and yield the response while it streams. Leaving early closes
-        the connection, by which the server knows that nobody reads any more. Raises Status, httpx.HTTPError,
-        ServerError."""
+        the connection, which stops the server. Raises Status, httpx.HTTPError, ServerError."""
         is_small = content is None
         async with self._client.stream(
             "GET" if is_small else "POST",

@@ -210,11 +210,9 @@ _MAX_TOKENS = 1 << 31
 
 
 class StreamTally:
-    """The figures of one answer.
-
-    Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it
-    does not count are counted by the parts that it sends, which may hold several: then `approximate`. `started`: when
-    the request arrived at the backend, monotonic seconds; `n_ctx`: of the model, 0 = not known."""
+    """The figures of one answer: the server's where it reports them, so that the way here is not booked as slow
+    decoding. Tokens that it does not count are counted by its parts, which may hold several: then `approximate`.
+    `started`: when the request arrived at the backend, monotonic seconds; `n_ctx`: of the model, 0 = not known."""
 
     def __init__(self, request_id: int, started: float, n_ctx: int) -> None:
         self.finish, self.calls = "", CallParts()
