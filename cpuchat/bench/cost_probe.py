@@ -101,10 +101,8 @@ def cases() -> list[Case]:
 
 
 class CostProbe:
-    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted.
-
-    `beside`: in the background of an app. Then it works in slices of under a second with a pause after each, stops when
-    other programs compute, and keeps every case there, so that none is measured twice."""
+    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted. `beside`: in the background of an
+    app, in slices of under a second with pauses, until other programs compute; every case is kept there."""
 
     def __init__(
         self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None, *, beside: CostLog | None = None
@@ -122,9 +120,8 @@ class CostProbe:
         self._backend.kill()
 
     async def run(self, budget: float = BUDGET_SECONDS, types: Collection[str] | None = None) -> list[Observation]:
-        """Return the passes that were measured in about `budget` seconds, with fewer `types` of tensors in less; [] if
-        it gave way to other programs. Raises
-        Interrupted: stopped; MeasureFailed, WorkerDied: the engine failed, or the models cannot be written."""
+        """Return the passes measured in about `budget` seconds, with fewer `types` of tensors in less; [] if it gave
+        way to other programs. Raises Interrupted; MeasureFailed, WorkerDied: no engine, or no place for its models."""
         todo = [one for one in cases() if types is None or one.what in {"attention", *types}]
         found = [*self._beside.part] if self._beside is not None else []
         known = [one.work for one in found]

@@ -1,6 +1,5 @@
 """Expands what is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types
-and flash attention, each with every test. Prompts are code, summaries, maths and chat: they differ in how well they can
-be drafted.
+and flash attention, each with every test. Prompts of four kinds differ in how well they can be drafted.
 """
 
 from __future__ import annotations
@@ -159,10 +158,9 @@ def cells_of(
 ) -> list[BenchCell]:
     """Return all cells, those of one setup together. Where something drafts there is a plain cell as well.
 
-    Without `models` the one used last is measured. `drafters` are names with an optional draft depth (`draft:4`); none:
-    off and auto. `varied` are lists by the names of `VARIED`; what is not listed is as in the settings, with what
-    tuning found for the model. Raises UsageError: values that are not valid, or do not go together; ModelNotFound,
-    DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`."""
+    Without `models` the one used last is measured, without `drafters` (`draft:4` has a depth) off and auto. `varied`
+    are lists by the names of `VARIED`; the rest is as in the settings and tuned. Raises UsageError: values that are not
+    valid, or do not go together; as `Library.resolve` and `choose_draft`."""
     plain: list[tuple[DrafterChoice, int]] = [(OFF, 0)]
     drafting = [_drafters(text) for text in drafters or (OFF, "auto")]
     files = dict.fromkeys(library.resolve(spec) for spec in models or [last_here(chosen.model.last) or "demo"])

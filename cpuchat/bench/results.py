@@ -107,10 +107,9 @@ _MAX_BYTES = 256 << 20
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """One cell with its samples, a round each; without any, `failure` says why.
 
-    Of the model as it was loaded: `model_type` (`qwen2 1.5B Q8_0`), its size in bytes and parameters, its CPUs, and
-    `peak`, the measured read bandwidth in bytes per second. `speed_up`: decode ÷ that of the plain cell in the same
-    rounds, and whether it is `sure` which is faster. `same_text`: as the plain cell's, greedily (None: nothing to
-    compare)."""
+    Of the model as loaded: `model_type` (`qwen2 1.5B Q8_0`), size in bytes and parameters, CPUs, and `peak`, the
+    measured read bandwidth in bytes per second. `speed_up`: decode ÷ that of the plain cell in the same rounds, and
+    whether it is `sure` which is faster. `same_text`: as the plain cell's, greedily (None: nothing to compare)."""
 
     cell: BenchCell
     samples: tuple[Sample, ...] = ()
@@ -289,9 +288,8 @@ class SpeedDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resolution(NamedTuple):
-    """What runs of so many rounds tell of most figures: the `smallest` difference that they show in nine of ten runs,
-    as a share, and how many `rounds` of both runs show `GAIN`: those that were run, or more (None: more than
-    `MOST_ROUNDS`)."""
+    """What runs of so many rounds tell of most figures: the `smallest` difference, as a share, that nine of ten runs
+    show, and how many `rounds` of both show `GAIN`: those that were run, or more (None: over `MOST_ROUNDS`)."""
 
     smallest: float
     rounds: int | None

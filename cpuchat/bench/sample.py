@@ -26,20 +26,12 @@ from cpuchat.telemetry.roofline import after_answer
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement: a run of random tokens, or all prompts of a kind, one after the other; or one of each user.
 
-    Attributes:
-        seconds: timed, of all prompts together.
-        prefill, decode: tok/s over all prompts; None when not a part of the test.
-        ttft_ms: mean of the prompts.
-        each: decode tok/s of each of several users, on average; `decode` is then that of all together, while all of
-            them are answered; where there is no such time (`staggered`), from the first token of one to the last token
-            of another.
-        passes: of the target while something was drafted; 0 otherwise.
-        bandwidth: bytes per second that decoding reads by the model's header; `utilization` of the measured peak.
-        memory: resident bytes of the worker.
-        text: hash of what was written.
-        disturbed: other programs used the cores.
-        drafts_off: why nothing was drafted.
-    """
+    `prefill` and `decode` are tok/s over all prompts, `seconds` all that was timed, `ttft_ms` the mean. Of several
+    users `each` is the decode tok/s of one on average, and `decode` that of all together, while all of them are
+    answered; where there is no such time (`staggered`), from the first token of one to the last of another. `passes`:
+    of the target while something was drafted. `bandwidth`: bytes per second that decoding reads by the model's header;
+    `utilization`: of the measured peak. `memory`: resident bytes of the worker. `text`: hash of what was written.
+    `disturbed`: other programs used the cores."""
 
     seconds: float
     prompt_n: int = 0
@@ -66,8 +58,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_cell(backend: LocalBackend, cell: BenchCell, prompts: Sequence[BenchPrompt]) -> Sample:
-    """Measure a cell once. `prompts`: of the cell's kind. Raises MeasureFailed: the engine failed, was stopped, or no
-    model is loaded."""
+    """Measure a cell once, with `prompts` of its kind. Raises MeasureFailed: the engine failed, or has no model."""
     model = backend.model
     if model is None:
         raise MeasureFailed("No model is loaded.")

@@ -33,8 +33,7 @@ class FilePair(NamedTuple):
 
 
 def read_pair(sides: Sequence[Side], settings: Settings) -> FilePair | None:
-    """Return what tells both files apart; None unless they are quantizations of one model with the same settings.
-    Blocks: use in a thread."""
+    """Return what tells two quantizations of a model with the same settings apart; None: others. Blocks."""
     if sides[0].changes != sides[1].changes:
         return None
     try:
@@ -52,8 +51,7 @@ def read_pair(sides: Sequence[Side], settings: Settings) -> FilePair | None:
 
 
 def choose(files: FilePair, verdict: Verdict, agreement: Agreement | None) -> int | None:
-    """Return the side to use: the larger file, unless the smaller one is faster and loses little; None while that
-    cannot be told."""
+    """Return the side to use: the larger file, unless the smaller one is faster and loses little; None: unknown."""
     noisy = verdict.kind == "noisy"
     if verdict.kind in ("incomplete", "short", "disturbed") or (noisy and verdict.n_rounds < MIN_ROUNDS):
         return None

@@ -28,10 +28,9 @@ class RecordingError(CpuchatError, code="recording"):
 
 
 class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One side's answer; None: not known. `tokens` are the text of each token (reasoning included) and when it came, in
-    ms after the first one, which came after `first_s` seconds. `drafters` as of `TokenText`. `tok_s` is the median of
-    the rounds. `ended`: the answer is complete. `utilization` of the memory, 0 to 1. `cached`: the weights stay in L3.
-    """
+    """One side's answer; None: not known. `tokens`: the text of each token (reasoning included) and when it came, in ms
+    after the first one, which came after `first_s` seconds. `drafters` as of `TokenText`. `tok_s`: median of the
+    rounds. `ended`: the answer is complete. `utilization` of the memory, 0 to 1. `cached`: weights stay in L3."""
 
     name: str
     tokens: tuple[tuple[str, _Amount], ...] = ()

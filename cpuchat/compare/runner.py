@@ -64,8 +64,7 @@ PAIR = "Q8_0", "Q4_K_M"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """A model file with `changes` by the names of `KEYS`. `model` and `quantization` are from its header, "" when that
-    cannot be read."""
+    """A model file with `changes` by the names of `KEYS`; `model` and `quantization` from its header, else ""."""
 
     path: str
     changes: dict[str, str] = {}
@@ -323,8 +322,7 @@ class Turn:
     rounds: list[Round] = field(default_factory=list)
 
     def counted(self) -> list[Round]:
-        """Return the rounds that count: the complete and undisturbed ones. Without one, the last complete one, else the
-        last."""
+        """Return the rounds that count: complete and undisturbed ones, else the last complete one, else the last."""
         complete = [one for one in self.rounds if one.complete]
         return [one for one in complete if not one.disturbed] or complete[-1:] or self.rounds[-1:]
 

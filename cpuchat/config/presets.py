@@ -16,8 +16,7 @@ from cpuchat.config.settings import Changes, Count, SamplingSection, Settings, e
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One preset. None, "" and a seed of -1 are as without it. `model` is what `Library.resolve` takes, or the address
-    of a server."""
+    """One preset. None, "" and a seed of -1 are as without it. `model`: as of `Library.resolve`, or an address."""
 
     system_prompt: str = ""
     model: str = ""

@@ -1,7 +1,6 @@
 """Inference servers: their addresses and API keys, and those of this user that run.
 
-A model on a server is `http://127.0.0.1:8080#qwen2.5-7b`. Each `cpuchat serve` has a file, locked by its process for as
-long as that runs.
+A model on a server is `http://127.0.0.1:8080#qwen2.5-7b`. Each `cpuchat serve` has a file, which its process locks.
 """
 
 from __future__ import annotations
@@ -183,8 +182,7 @@ def _stored_keys() -> dict[str, Any]:
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """A server of this user: its address without `/v1`, and the name of the model that it serves; or an app, without
-    both."""
+    """A server of this user: its address without `/v1`, and the model that it serves; or an app, without both."""
 
     url: str
     model: str

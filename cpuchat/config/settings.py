@@ -162,10 +162,8 @@ class EngineSection(EngineOptions, SettingsSection):
 
 
 class SpeculationSection(DraftOptions, SettingsSection):
-    """Drafters and draft depth (protocol.Speculation).
-
-    `drafters` see `protocol.drafters`. `draft_model` "" is the one that belongs to the model, if that is known; "none";
-    or what --model takes."""
+    """Drafters (`protocol.drafters`) and draft depth (protocol.Speculation). `draft_model` "": the one that belongs to
+    the model, if that is known; "none"; or what --model takes."""
 
     drafters: Annotated[
         DrafterChoice,
@@ -430,11 +428,9 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def update(changes: Changes) -> Settings:
-    """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is; None
-    removes the key. What the app remembers by itself goes to its own file.
-
-    Returns the settings after the change. The file is replaced as `toml.change` does. Raises SettingsError: the file on
-    disk or the changed values are not valid; nothing is written then; OSError: one of the files cannot be written."""
+    """Set `changes[section][key]` in the file as it is now, as `toml.change` does; None removes the key. What the app
+    remembers by itself goes to its own file. Returns the settings after the change. Raises SettingsError: the file on
+    disk or the changed values are not valid; nothing is written; OSError: a file cannot be written."""
     chosen: Changes = {}
     by_itself: Changes = {}
     for section, values in changes.items():

@@ -25,9 +25,8 @@ class PassCosts(msgspec.Struct, frozen=True):
 
     `verify_ms[n - 1]` is the ms of a target pass over n tokens, n = 1..32; `draft_ms` per token drafted one after the
     other (0: no draft model), `read_ms` per token of text that the draft model reads in a batch, `rollback_ms` extra
-    after a pass in which a token was rejected. Not `steady`: the measurements scattered so much that they should be
-    repeated. `disturbed`: other programs were using the cores for part of the passes, which tell little of plain
-    decoding. Raises ValueError: not 32 positive times, or a negative one."""
+    after a rejection. Not `steady`: the measurements scattered so much that they should be repeated. `disturbed`: other
+    programs used the cores, which tells little of plain decoding. Raises ValueError: not 32 positive times."""
 
     verify_ms: tuple[float, ...]
     draft_ms: float = 0.0
@@ -46,10 +45,9 @@ class PassCosts(msgspec.Struct, frozen=True):
 def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
     """Return pass times for n = 1..32 tokens from the measured ones, n -> ms.
 
-    Linear between two measurements; a dip is kept, because some batch sizes really are cheaper than smaller ones
-    (kernels that work on rows in groups). Past the last one the slope is that from half of it to it, never falling.
-    From one measurement alone the cost is proportional to n, so that nothing is promised. Raises ValueError: no points,
-    n outside of 1..32, or a time that is not positive."""
+    Linear between two measurements, dips kept: kernels that work on rows in groups are cheaper for some. Past the last
+    one the slope is that from half of it to it, never falling; from one alone the cost is proportional to n. Raises
+    ValueError: no points, n outside of 1..32, or a time that is not positive."""
     measured = sorted(points.items())
     if not measured or measured[0][0] < 1 or measured[-1][0] > MAX_TOKENS or min(points.values()) <= 0:
         raise ValueError("pass times need at least one positive measurement for 1..32 tokens")

@@ -51,11 +51,8 @@ one (llama.cpp pull request 17034); with independent choices it would read 1.55,
 def experts_read(
     n_expert: int, n_expert_used: int, n_tokens: float, *, sequences: int = 1, alike: float = 0.0
 ) -> float:
-    """Return the expected number of distinct experts that `n_tokens` tokens use, when each chooses `n_expert_used` of
-    `n_expert`.
-
-    Texts choose independently of each other; of the further tokens of one text the share `alike` chooses as the others
-    do."""
+    """Return the expected number of distinct experts that `n_tokens` tokens use, each `n_expert_used` of `n_expert`.
+    Texts choose independently; of the further tokens of one text the share `alike` chooses as the others do."""
     if n_expert <= 0:
         return 0.0
     choosing = sequences * (1 + (n_tokens / sequences - 1) * (1 - alike))
@@ -130,10 +127,8 @@ _KERNELS_CHANGE = 32  # tokens up to which kernels for fewer and more tokens dif
 
 
 class ProductRate(msgspec.Struct, frozen=True):
-    """The speed of one tensor type ("Q4_K") on the threads of a placement.
-
-    `points` are pairs of tokens in a pass and bytes of weights per second, by rising tokens. A saved one without any,
-    or with others than positive numbers, is damaged (ValueError)."""
+    """The speed of one tensor type ("Q4_K") on the threads of a placement: `points` are pairs of tokens in a pass and
+    bytes of weights per second, by rising tokens. Raises ValueError: none, or not positive (a damaged file)."""
 
     type: str
     points: Points
@@ -159,12 +154,10 @@ def interpolated(points: Points, at: float) -> float:
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine with the cores in use.
-
-    `bandwidth`: bytes per second that weights are read at most; `l3_bytes` of the caches (0: not known). `products`:
-    the rate of each tensor type, one after the other. `attention`: multiply-adds per second by the tokens of a chat in
-    the pass. `activations` per second between matrices (0: they take no time). `layer_s`: seconds that a layer takes
-    beyond these (barriers, norms)."""
+    """A machine with the cores in use. `bandwidth`: bytes per second that weights are read at most; `l3_bytes` of the
+    caches (0: not known). `products`: the rate of each tensor type. `attention`: multiply-adds per second by the tokens
+    of a chat in the pass. `activations` per second between matrices (0: they take no time). `layer_s`: seconds that a
+    layer takes beyond these (barriers, norms)."""
 
     bandwidth: float
     products: tuple[ProductRate, ...]

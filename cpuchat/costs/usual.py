@@ -106,9 +106,8 @@ def usual_profile(
     scenario: Scenario = "value",
     own: Collection[str] = (),
 ) -> CostProfile:
-    """Return the profile of a machine with `cores` cores. `decode`: bytes per second that decoding reads from memory;
-    twice as many where the weights stay in L3. `l3_bytes`: of all L3 caches; 0: not known. `own`: types that cpuchat's
-    kernels compute, where they run."""
+    """Return the profile of a machine with `cores` cores. `decode`: bytes per second read from memory, twice as many
+    from L3, of which `l3_bytes` are there (0: not known). `own`: types that cpuchat's kernels compute."""
     found, each = usual(), cores / sockets
     beyond = min(max(math.log(each / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if each > _FULL else 0.0
     scaled = cores * found.scaling.value**beyond * clock_ghz / 1e3

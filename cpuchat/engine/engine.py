@@ -159,8 +159,7 @@ class Engine:
             answer.reasoning.end()
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
-        """Answer a request that `arrived` at `perf_counter()` (None: now). Ends with `GenerationFinished` or
-        `Failed`."""
+        """Answer a request, which `arrived` then (None: now). Ends with `GenerationFinished` or `Failed`."""
         arrived = perf_counter() if arrived is None else arrived
         with self._answering(command.request_id):
             self._run_answer(command, arrived)

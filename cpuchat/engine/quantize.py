@@ -109,8 +109,7 @@ def main() -> None:
     unfinished: Path | None = None
 
     def read() -> None:
-        """Queue requests; end the process with the input, and delete the unfinished file: nothing interrupts
-        llama.cpp."""
+        """Queue requests; end the process with the input, also inside llama.cpp, and delete the unfinished file."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             for line in sys.stdin.buffer:
                 requests.put(msgspec.json.decode(line, type=prepared(QuantizeRequest)))

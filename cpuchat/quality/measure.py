@@ -72,10 +72,9 @@ class QualityProgress:
 
 
 class QualityMeasurement:
-    """Compares each of `others` with `base`, over `texts` (default: the built-in ones), from what earlier runs have
-    measured of it on. `comparisons` grows while `run` runs, and stays valid when that is cancelled. Raises UsageError:
-    no model to compare with; ModelNotFound, ModelDamaged: a model cannot be read; VocabularyMismatch: a model has other
-    tokens than the base."""
+    """Compares each of `others` with `base`, over `texts` (default: the built-in ones), from what earlier runs measured
+    on. `comparisons` grows while `run` runs, also a cancelled one. Raises UsageError: no model to compare with;
+    ModelNotFound, ModelDamaged: a model cannot be read; VocabularyMismatch: one has other tokens than the base."""
 
     def __init__(self, base: Path, others: Sequence[Path], texts: Sequence[Text] = (), *, n_ctx: int = N_CTX) -> None:
         if not others:
@@ -102,9 +101,8 @@ class QualityMeasurement:
         return msgspec.structs.replace(self._on, model=pair, settings={**self._on.settings, "window": window})
 
     async def run(self, placement: Placement, tell: Callable[[QualityProgress], None] = lambda _: None) -> None:
-        """Measure what is missing. Cancelling ends the process and keeps every complete window. `tell` is called after
-        each step. Raises CpuchatError: of the process, such as DoesNotFit; UsageError: a text is shorter than a window;
-        MeasureFailed: the process ended."""
+        """Measure what is missing. Cancelling keeps every complete window. `tell` is called after each step. Raises
+        CpuchatError: as the process, such as DoesNotFit; UsageError: too short a text; MeasureFailed: it ended."""
         start = QualityStart(
             base=str(self.base),
             others=tuple(str(comparison.path) for comparison in self.comparisons),

@@ -27,9 +27,8 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityStart(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """Compare each of `others` with `base` on `cpus`, over `texts` in windows of `n_ctx` tokens.
-
-    `done` has, for each of `others`, the windows that need not be measured again."""
+    """Compare each of `others` with `base` on `cpus`, over `texts` in windows of `n_ctx` tokens, without those that are
+    `done`, for each of the others."""
 
     base: str
     others: tuple[str, ...]
@@ -118,8 +117,7 @@ class RowComparer:
         self._scratch = [(np.empty(n_vocab, np.float32), np.empty(n_vocab, np.float32)) for _ in range(threads)]
 
     def compare(self, base: Rows, other: Rows, tokens: Sequence[int]) -> tuple[Scores, Tops]:
-        """Compare rows of logits, float32 of shape (n_vocab,), after each of which the text goes on with one of
-        `tokens`."""
+        """Compare rows of logits, float32 of shape (n_vocab,), after which the text goes on with `tokens`."""
         n = len(tokens)
         out = np.empty((4, n), np.float32)
         tops = Tops.empty(n)

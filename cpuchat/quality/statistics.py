@@ -61,8 +61,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean with its standard error, which one window alone does not tell (infinite then), and half of its 95 %
-    interval."""
+    """A mean with its standard error (of one window alone infinite), and half of its 95 % interval."""
 
     value: float
     error: float
@@ -92,10 +91,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(windows: Sequence[Scores]) -> Summary:
-    """Summarize the scored positions of at least one window.
-
-    Standard errors are clustered by window: positions of one text go wrong together. llama-perplexity takes them as
-    independent, and prints less than half of the error for KLD."""
+    """Summarize the scored positions of at least one window. Standard errors are clustered by window: positions of one
+    text go wrong together. llama-perplexity takes them as independent, and prints less than half of the error for
+    KLD."""
     scores = Scores.joined(windows)
     kld, base, other = (array.astype(np.float64) for array in (scores.kld, scores.base_nll, scores.other_nll))
     sizes = [len(window) for window in windows]
@@ -126,9 +124,8 @@ def wilson(p: float, n: float) -> Interval:
 
 
 def indistinguishable(a: Sequence[Scores], b: Sequence[Scores]) -> bool:
-    """Return whether two files, measured against the same base over the same windows, must not be ranked: neither the
-    share of equal top tokens nor the mean KLD differs, in pairs of windows. Among nearly lossless files KLD does not
-    follow benchmark scores at all (arXiv 2606.19558)."""
+    """Return whether two files, measured against the same base over the same windows, must not be ranked: neither equal
+    top tokens nor mean KLD differ. Among nearly lossless files KLD follows no benchmark (arXiv 2606.19558)."""
     sizes = [len(window) for window in a]
     if len(sizes) < 2:
         return True

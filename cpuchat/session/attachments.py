@@ -141,8 +141,7 @@ def unfinished(before: str) -> str | None:
 
 def completions(mark: str, folder: Path) -> list[str]:
     """Return marks of the paths that begin as `mark` does, else that hold its last part; folders end with a slash.
-
-    Names that begin with a dot are found when `mark` has it, names that cannot be typed not at all."""
+    Hidden names are found when `mark` has the dot, names that cannot be typed not at all."""
     head, slash, part = _ESCAPED.sub(r"\1", mark[1:].removeprefix('"')).rpartition("/")
     start, hidden, part = head + slash, part.startswith("."), part.lower()
     try:

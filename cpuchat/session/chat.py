@@ -44,9 +44,8 @@ class Background(Protocol):
 
 class ChatSession:
     """Runs one load, answer, summary or measurement at a time, and queues messages meanwhile. Use from one event loop.
-
-    An action that is not possible now says why (`Notice`) and does nothing. `listen` is called with each event
-    as it happens; where it returns an awaitable, `AnswerBegun` waits for that."""
+    An action that is not possible now says why (`Notice`) and does nothing. `listen` is called with each event as it
+    happens; where it returns an awaitable, `AnswerBegun` waits for that."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation

@@ -223,11 +223,10 @@ class Conversation:
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
 
-        A draft model that cannot be used does not keep the model from being loaded: the problem is in `draft_problem`
-        if the settings name it, else in the notes of the model. `strict`: it was asked for with this very model; see
-        `choose_draft`. `calibrate` False does not measure what passes cost, and takes no draft model that would need
-        it. Raises UsageError: something is running; DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft
-        model cannot be used."""
+        A draft model that cannot be used is left out: why is in `draft_problem` if the settings name it, else in the
+        notes of the model. `strict`: it was asked for with this very model; see `choose_draft`. `calibrate` False does
+        not measure what passes cost, and takes no draft model that would need it. Raises UsageError: something is
+        running; DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used."""
         with self.activity.streaming(Activity.LOADING):
             self._path = path
             self.tuned = self.recommended = None
@@ -283,9 +282,8 @@ class Conversation:
         json_schema: str = "",
     ) -> AsyncGenerator[AnyEvent, None]:  # fmt: skip
         """Add a user message with what `attach` reads, on a thread, and stream the answer; the rest as in `Generate`.
-
-        Raises CpuchatError as `attach`, ChatsError: the message could not be saved (of both, it was not sent);
-        ChatsChanged: so that the chat had to be loaded again; or during the answer."""
+        Raises CpuchatError as `attach`, ChatsError: not saved (of both, nothing was sent); ChatsChanged: the chat had
+        to be loaded again, also during the answer."""
 
         async def add() -> list[StoredMessage]:
             return await self.history.add_question(text, self.model_name, attach, **self.options.of_chat(self.settings))
@@ -306,12 +304,10 @@ class Conversation:
         return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
 
     async def compact(self) -> AsyncGenerator[AnyEvent, None]:
-        """Stream a summary of the open chat and add it to the chat unless it was stopped; see `request_messages`.
-
-        It covers everything but a question at the end that has no answer. What of the chat does not fit beside the task
-        is left out of the summary and told (`ContextTrimmed`). Ends with `GenerationFinished` or `Failed`. Raises
-        UsageError: there is nothing to summarize, or an answer is running; ChatsError, ChatsChanged: it was not saved.
-        """
+        """Stream a summary of the open chat, but for an unanswered question at its end, and add it unless it was
+        stopped; see `request_messages`. What does not fit beside the task is left out and told (`ContextTrimmed`). Ends
+        with `GenerationFinished` or `Failed`. Raises UsageError: there is nothing to summarize, or an answer is
+        running; ChatsError, ChatsChanged: it was not saved."""
         chat, model, covered = self.chat, self.model, self.messages
         if covered and covered[-1].role == "user":
             covered = covered[:-1]
@@ -518,9 +514,8 @@ def _recommended(model: Path) -> Recommended:
 async def _remember_load(
     event: ModelLoaded, note: str, path: Path, draft: Path | None, library: Library
 ) -> ModelLoaded:
-    """Remember that the model was loaded; returns the event with one more note.
-
-    A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict."""
+    """Remember that the model was loaded; returns the event with one more note, unless the engine left the draft model
+    out: its own note says why."""
     left_out = draft is not None and not event.model.draft
     models = [path] if draft is None or left_out else [path, draft]
     await asyncio.to_thread(usage.loaded, models)

@@ -40,10 +40,9 @@ class Changed:
     """Something beside the messages is to be shown anew.
 
     `state`: something began to run, or ended. `queue`: other messages are queued. `chats`: a chat is new, or has
-    another title or place in the list. `saving`: the answer cannot be saved (`AnswerSaver.problem`), or is saved
-    now. `question`: it is stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it.
-    `ceilings`: the meter has those of a newer measurement. `tools`: others are offered. `options`: the chat has another
-    system prompt or reasoning."""
+    another title or place. `saving`: the answer cannot be saved, or is (`AnswerSaver.problem`). `question`: it is
+    stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it. `ceilings`: of a newer
+    measurement. `tools`: others are offered. `options`: another system prompt or reasoning."""
 
     what: Literal["state", "queue", "chats", "saving", "question", "model", "ceilings", "tools", "options"]
 

@@ -12,11 +12,9 @@ from cpuchat.session.conversation import Conversation
 
 
 class PlacementChange:
-    """One change of the placement, with the chat's KV cache, which the worker saves before. `run` once, from the
-    conversation's event loop.
-
-    The settings of the conversation are those of the outcome afterwards; writing them to disk is the caller's.
-    `tell`: called with the share of the load that is done (0-1), on the event loop."""
+    """One change of the placement, with the chat's KV cache, which the worker saves before. `run` once, from the event
+    loop of the conversation, whose settings are those of the outcome afterwards; writing them to disk is the caller's.
+    `tell` gets the share of the load that is done (0-1)."""
 
     def __init__(
         self, conversation: Conversation, wanted: PlacementSpec, tell: Callable[[float], None] = lambda _: None

@@ -14,19 +14,12 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One pass over 1 + `drafted` tokens. Times in ms.
-
-    Attributes:
-        verify_ms: duration of the pass, without a rollback.
-        drafter: whose draft was verified, or who proposed nothing; None for a plain step.
-        buckets: confidence bucket of each drafted token.
-        accepted: how many drafted tokens, from the first on, the target's sampler chose too.
-        compared: drafted tokens looked at; fewer than `drafted` when the answer ended inside the draft.
-        draft_ms: how long the target waited for the draft model before this pass.
-        unread: tokens of the text that the draft model had to read before it drafted.
-        rollback_ms: duration of the rollback after it.
-        again: passes of that rollback, in which accepted tokens were re-evaluated.
-    """
+    """One pass over 1 + `drafted` tokens. Times in ms. `verify_ms`: of the pass, without a rollback. `drafter`: whose
+    draft was verified, or who proposed nothing; None for a plain step. `buckets`: confidence bucket of each drafted
+    token; the target's sampler chose the first `accepted` too, of those `compared`: fewer than `drafted` when the
+    answer ended inside the draft. `draft_ms`: how long the target waited for the draft model, which had to read
+    `unread` tokens of the text first. `rollback_ms`: of the rollback after the pass, with `again` further passes over
+    accepted tokens."""
 
     verify_ms: float
     drafter: DrafterName | None = None
@@ -47,10 +40,8 @@ _RECENT_PASSES: Final = 32
 
 
 class SpeculationStats:
-    """Counts of one answer.
-
-    Drafted tokens count as llama-server counts them: all that were in a verify pass, including those after the first
-    rejected one."""
+    """Counts of one answer. Drafted tokens count as llama-server counts them: all that were in a verify pass, including
+    those after the first rejected one."""
 
     def __init__(self) -> None:
         self._passes = 0

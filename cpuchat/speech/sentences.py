@@ -84,9 +84,8 @@ def _words(tokens: Sequence[Token]) -> str:
 
 
 def spoken_inline(text: str) -> str:
-    """Return the words of a line of Markdown, without markup that is left in it and without emoji and other characters
-    that have no sound; with units, operators and symbols as words: `63 GB/s` as "63 gigabytes per second"; addresses by
-    their host."""
+    """Return the words of a line of Markdown, without markup, emoji and other characters that have no sound; with
+    units, operators and symbols as words: `63 GB/s` as "63 gigabytes per second"; addresses by their host."""
     dollars = re.sub(r"\\\( ?(.+?) ?\\\)", r"$\1$", text.replace("\\[", "$$").replace("\\]", "$$"))
     (token,) = _parser().parseInline(dollars)
     words = unicodedata.normalize("NFC", clean(_words(token.children or [])))
@@ -241,8 +240,7 @@ def _divided(text: str) -> list[str]:
 
 
 def _pieces(words: str, *, is_end: bool = False) -> list[str]:
-    """Return the sentences of words, long ones in parts. `is_end`: the last one gets a mark if it has none, so that the
-    voice falls."""
+    """Return the sentences of words, long ones in parts. `is_end`: the last one falls, by a mark."""
     found: list[str] = []
     for sentence in segment("en", words):  # again: "63 GB/s." is no end before its unit is a word
         while len(sentence) > MAX_CHARS:

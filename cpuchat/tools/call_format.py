@@ -32,9 +32,8 @@ Shape = Literal["object", "json", "pairs"]
 
 
 class PairStyle(msgspec.Struct, frozen=True, kw_only=True):
-    """How arguments stand one by one: `opening` key `assignment` value `closing`, with `separator` between two.
-
-    A string is between two `quote`; "" writes it as it is."""
+    """How arguments stand one by one: `opening` key `assignment` value `closing`, with `separator` between two; a
+    string between two `quote`, "" as it is."""
 
     opening: str = ""
     assignment: str = ""
@@ -44,13 +43,12 @@ class PairStyle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls are written: `section`, then calls with `between` two of them, then `end`. `turn_end` ends any
-    answer, `text_end`, with which `section` begins, any text.
+    """How calls are written: `section`, then calls with `between` two of them, then `end`. `turn_end` ends any answer,
+    `text_end`, with which `section` begins, any text.
 
-    "object": a call is a JSON object with the keys `name_key` and `arguments_key`, in `opening` and `closing`. "json":
-    `opening` name `middle` arguments as JSON `closing`. "pairs": as "json", but the arguments are written as `pairs`
-    says. `name_in_id`: an id such as `functions.search:0` stands for the name. `arguments_as_text`: the template takes
-    arguments as JSON in a string."""
+    "object": a call is a JSON object with `name_key` and `arguments_key`, in `opening` and `closing`. "json": `opening`
+    name `middle` arguments as JSON `closing`. "pairs": as "json", but with arguments as of `pairs`. `name_in_id`: an id
+    such as `functions.search:0` is the name. `arguments_as_text`: the template takes arguments as JSON in a string."""
 
     shape: Shape
     section: str = ""

@@ -32,10 +32,8 @@ id_pair: ("\"id\"" | "\"tool_call_id\"" | "\"call_id\"") sp ":" sp /"{_ANY_ID}"/
 
 
 def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = False) -> str:
-    """Return the grammar, in Lark, of one or more calls from `form.trigger` on; `single`: of one call.
-
-    Tools that are not strict take any object if their schemas are too much for a grammar; "" if those of strict ones
-    are, or there are no tools."""
+    """Return the grammar, in Lark, of one or more calls from `form.trigger` on; `single`: of one call. Tools that are
+    not strict take any object if their schemas are too much; "" if those of strict ones are, or there are no tools."""
     if not tools:
         return ""
     lax = [tool for tool in tools if not tool.strict]

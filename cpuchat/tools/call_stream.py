@@ -48,10 +48,8 @@ class _Object:
 
 
 class CallReader:
-    """Reads calls while they are written.
-
-    Arguments in JSON come as they are written, others one by one. What is not written in the format, to the end of a
-    name that a tool has, waits for `finish`."""
+    """Reads calls while they are written: arguments in JSON as they are, others one by one. What is not written in the
+    format, to the end of a name that a tool has, waits for `finish`."""
 
     def __init__(self, form: CallFormat, tools: Sequence[Tool]) -> None:
         self._form = form

@@ -47,9 +47,8 @@ class ToolServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_servers() -> dict[str, ToolServerConfig | SettingsError]:
-    """Return the servers that are not disabled, by name; none where the file is missing or empty. One that is not valid
-    is the error, which names what is wrong; values of `env` are not shown. Raises SettingsError: the file cannot be
-    read, is no JSON, or has no object of servers."""
+    """Return the servers that are not disabled, by name; {} without a file. One that is not valid is the error, without
+    values of `env`. Raises SettingsError: the file cannot be read, is no JSON, or has no object of servers."""
     file = paths.tool_servers_file()
     if not (text := toml.read(file)):
         return {}

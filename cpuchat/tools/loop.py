@@ -220,12 +220,11 @@ class ToolLoop:
         *,
         guided: bool = False,
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Stream the events of all answers to a request, and of the calls between them.
-
-        `GenerationFinished` of an answer with calls comes before `CallsMade`. Ends with that of an answer without
-        calls, one that was stopped, `Failed`, or `CallDone` of a call that was stopped. A model that gets no further
-        with calls, or writes nothing after them, answers once more without; the note of that answer says why. `guided`
-        tells the model after each round what to do next."""
+        """Stream the events of all answers to a request, and of the calls between them: `GenerationFinished` of an
+        answer with calls, `CallsMade`, `CallDone`. Ends with that of an answer without calls, one that was stopped,
+        `Failed`, or `CallDone` of a stopped call. A model that gets no further with calls, or writes nothing after
+        them, answers once more without; the note of that answer says why. `guided` tells the model after each round
+        what to do next."""
         limits, self._stopped = CallLimits(), False
         self.toolbox.collect()
         asked = request.messages

@@ -24,10 +24,8 @@ _LONGEST_REASON = 300
 
 
 class ToolServer:
-    """One server. Use it from one event loop.
-
-    `timeout` is in seconds, for one call. `tools` are those that it offered when it ran last. `problem` is why it does
-    not run; None when nothing is wrong."""
+    """One server. Use it from one event loop. `timeout`: seconds of one call. `tools`: those that it offered when it
+    ran last. `problem`: why it does not run; None when nothing is wrong."""
 
     def __init__(self, name: str, server: ToolServerConfig) -> None:
         self.name = name

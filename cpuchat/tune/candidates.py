@@ -35,11 +35,9 @@ class TuningCandidate:
 
 @dataclass(frozen=True, slots=True)
 class TuningChoice:
-    """One thing to choose.
-
-    `keys`: the settings that it is about. `prompt_seconds`: how long a prompt to measure with, in seconds of prefill.
-    `test`: "prefill" where decoding cannot differ, "texts" where what is written matters. `skipped`: why there is
-    nothing to try, "" if there is."""
+    """One thing to choose, about the settings `keys`. `prompt_seconds`: how long a prompt to measure with, in seconds
+    of prefill. `test`: "prefill" where decoding cannot differ, "texts" where what is written matters. `skipped`: why
+    there is nothing to try, "" if there is."""
 
     name: str
     keys: tuple[str, ...]
@@ -140,8 +138,7 @@ def drafter_choice(chosen: Settings, draft: str) -> TuningChoice:
 
 
 def without_what_is_set(choice: TuningChoice, wanted: Settings) -> TuningChoice:
-    """Return the choice without candidates where the user's settings decide it: of these, only `MEASURED` ones are
-    replaced."""
+    """Return the choice without candidates where the user's settings, but for `MEASURED` ones, decide it."""
     keys = [key for group in GROUPS if {*group} & {*choice.keys} for key in set_keys(wanted, group)]
     keys = [key for key in keys if key not in MEASURED]
     if choice.skipped or not keys:

@@ -86,8 +86,7 @@ class Measurer:
         return self._rates
 
     async def measure(self, chosen: Settings, choice: TuningChoice, draft: str) -> Speed:
-        """Measure once; `draft` is the draft model of choices about texts. Raises Interrupted: stopped; CpuchatError:
-        it cannot be loaded or measured."""
+        """Measure once; `draft`: the draft model of choices about texts. Raises Interrupted: stopped; CpuchatError."""
         of_texts = choice.test == "texts"
         if await self._load(chosen, draft if of_texts else "", calibrate=of_texts):
             await self._answer(self._text[: _WARM_UP[0]], _WARM_UP[1])

@@ -80,10 +80,8 @@ def _verdict(rounds: Rounds) -> Verdict:
 
 
 class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice: what was in use before, the best candidate (`after`, "": none was measured) and what it gained.
-
-    `decode` and `prefill` are gains as shares (0.05: 5 % faster), None: not measured. `reason` is why nothing was
-    decided."""
+    """One choice: what was in use before, the best candidate (`after`, "": none was measured) and its gains as shares
+    (0.05: 5 % faster), None: not measured. `reason`: why nothing was decided."""
 
     name: str
     before: str
@@ -107,11 +105,9 @@ class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of tuning one model.
-
-    `decode` and `prefill` are tok/s (before, after), without drafters; None where not measured. `changes`: all settings
-    that are tuned now, as `settings.update` takes them, and `replaced` as in `Tuned`. `stopped`: by the user;
-    `out_of_time`: some choices were not measured."""
+    """The result of tuning one model. `decode` and `prefill` are tok/s (before, after), without drafters; None where
+    not measured. `changes`: all settings that are tuned now, as `settings.update` takes them, and `replaced` as in
+    `Tuned`. `stopped`: by the user; `out_of_time`: some choices were not measured."""
 
     model: str
     choices: tuple[ChoiceResult, ...]
@@ -152,8 +148,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tuner:
     """Tunes one model with the settings `chosen` by the user. `run` once. `what` is being measured, `choices` are
-    decided. `seconds` is the time limit (then `limit`); None: `LIMIT_SECONDS`, longer for models that take long to
-    load. `tell` is called whenever something changed."""
+    decided. `seconds`: the limit; None: `LIMIT_SECONDS`, longer after a slow load. `tell`: called at each change."""
 
     def __init__(
         self, path: Path, chosen: Settings, *, seconds: float | None = None, tell: Callable[[], None] = lambda: None

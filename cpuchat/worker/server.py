@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from cpuchat.engine.engine import Engine
 
 IDLE_SECONDS = 300.0
-"""Seconds without a command after which unsaved KV is written to disk, in case of a crash: leaving a chat and quitting
-save it too."""
+"""Seconds without a command after which unsaved KV is written to disk, as when a chat is left, in case of a crash."""
 SAVING_SECONDS = 60.0  # to stop and to save, after which the engine thread counts as stuck
 _FAILED = 70  # EX_SOFTWARE
 
@@ -95,8 +94,7 @@ class _EngineThread(threading.Thread):
             self._changed.notify()
 
     def cancel(self, request_id: int) -> None:
-        """Stop that request if it runs or waits, else do nothing: an answer that waits ends at once. Called from the
-        main thread."""
+        """Stop that request if it runs; one that waits ends at once. Called from the main thread."""
         ended = None
         with self._changed:
             for number, (command, _) in enumerate(self._commands if request_id else ()):

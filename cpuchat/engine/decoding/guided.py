@@ -120,8 +120,7 @@ class EitherGrammar:
 
 
 class CallGuide:
-    """Follows an answer until calls begin, or cannot any more (`is_over`). The grammar is made then: most answers call
-    nothing."""
+    """Follows an answer until calls begin, or cannot any more (`is_over`). The grammar is made only then."""
 
     def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool], rule: CallRule = ANY_CALL) -> None:
         self._vocab = vocab
@@ -255,8 +254,7 @@ class ReasoningLimit(Constraint):
         return self._splitter is None
 
     def precedes(self, token: int) -> bool:
-        """Return whether `token`, coming next, belongs to the reasoning or its markers, or may where no answer is
-        required."""
+        """Return whether `token`, coming next, belongs to the reasoning or its markers, or may without an answer."""
         splitter = self._splitter
         if splitter is None or splitter.in_reasoning or not self._is_required:
             return splitter is not None

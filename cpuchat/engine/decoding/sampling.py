@@ -332,8 +332,7 @@ class Sampler:
 
 
 def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> int:
-    """Return how many of `logits` (descending), at least one, reach the share `top_p` of `total` (None: of their
-    sum)."""
+    """Return how many of `logits` (descending), at least one, reach the share `top_p` of `total` (None: theirs)."""
     cumulative = np.exp(logits.astype(np.float64) - float(peak)).cumsum()
     target = top_p * (cumulative[-1] if total is None else total)
     return min(int(cumulative.searchsorted(target)) + 1, cumulative.size)

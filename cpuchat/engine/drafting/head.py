@@ -79,8 +79,7 @@ class Head(DraftModel):
         target.on_evaluated = self.observe
 
     def observe(self, at: int, n: int) -> None:
-        """Keep the hidden states of the `n` tokens that the model has just evaluated at `at`; 0: others are there
-        now."""
+        """Keep the hidden states of the `n` tokens that the model has just evaluated at `at`; 0: it has others."""
         if not n or not self.follows:
             return self._known.forget(at)
         self._known.put(at, self._head.features(self._target, n))

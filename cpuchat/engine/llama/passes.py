@@ -242,8 +242,7 @@ class Passes:
         request.over.release()
 
     def _choose(self) -> tuple[list[tuple[_Request, int]], bool]:
-        """Return the next pass: requests, each with how many of its tokens, and whether others wait for a slice of a
-        prompt."""
+        """Return the requests of the next pass, each with how many tokens, and whether others wait for a slice."""
         steps = [one for one in self._waiting if one.is_step]
         prompts = [one for one in self._waiting if not one.is_step]
         if steps and (not prompts or self._was_slice or self._owed > 0):
@@ -314,8 +313,7 @@ class Passes:
                     self._end(request)
 
     def _decode(self, chosen: list[tuple[_Request, int]]) -> tuple[int, list[int], list[Lane]]:
-        """Return what llama_decode did, where each request begins in the batch, and the lanes that got tokens to be
-        dropped."""
+        """Return what llama_decode did, where each request begins in the batch, and the lanes with tokens to drop."""
         n_tokens, offsets, padded = 0, list[int](), list[Lane]()
         first, last = chosen[0][0].sequence.id, chosen[-1][0].sequence.id
         by_lane = {request.sequence.id: (request, n) for request, n in chosen}

@@ -361,8 +361,7 @@ class Sequence:
             return len(self.tokens)
 
     def find_divisions(self, lanes: Collection[Sequence]) -> None:
-        """Find out what a partial state of these sequences is, with a token in this one: not all models use their
-        windows."""
+        """Find out what a partial state of these is, with a token in this one: not all models use their windows."""
         size = self.state_size(partial=True)
         is_all = size == self.state_size()
         for lane in lanes:
@@ -460,8 +459,7 @@ _PROBE: Final = (100, 200, 300, 400)
 
 
 def detect_rollback(sequence: Sequence) -> Rollback:
-    """Return how this context, with 3 rows of logits or more, rolls back, after 4 to 8 small passes. The sequence is
-    emptied. Raises Aborted."""
+    """Return how this context, with 3 rows of logits, rolls back. The sequence is emptied. Raises Aborted."""
     context, kv_cache = sequence.context, llama.llama_get_memory(sequence.context)
     if sequence.n_batch <= len(_PROBE):
         return NoRollback(kv_cache)  # such batches are of no use for drafts anyway

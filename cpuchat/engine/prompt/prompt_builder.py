@@ -198,8 +198,7 @@ class PromptBuilder:
         return self._rendered[1]
 
     def _encode(self, text: bytes, max_n_tokens: int | None = None) -> list[int]:
-        """Return the tokens of a prompt. Raises ContextFull once there are `max_n_tokens`, with about how many it
-        has."""
+        """Return the tokens of a prompt. Raises ContextFull once there are `max_n_tokens`, with about how many."""
 
         def tokenize(part: bytes, at_start: bool) -> list[int]:
             def check(n_tokens: int, n_bytes: int) -> None:

@@ -57,8 +57,7 @@ from cpuchat.protocol.messages import StateKey
 from cpuchat.protocol.timings import Reuse
 
 _KEEP_SHARE: Final = 16
-"""A whole state is kept if at least one part in so many would be lost: copying a token is far faster than evaluating
-it."""
+"""A whole state is kept if at least one part in so many would be lost: copying a token is far faster."""
 _SAVE_SHARE: Final = 4
 """A conversation is saved again when the new part of it is this fraction of the whole."""
 _SAVED_PARTIALS, _SAVED_LEFT = 3, 3
@@ -74,8 +73,7 @@ _COPY_SHARE: Final = 0.01
 _QUICK_SECONDS: Final = 0.25
 """Of a batch that a stop waits for."""
 _LOST_SHARE: Final = 0.5
-"""What a token of another conversation is worth that a lane loses (it is kept if there is room), in tokens that it
-holds."""
+"""What a token of another conversation that a lane loses is worth, in tokens of the prompt: it may be kept."""
 _LOOK_SECONDS: Final = 0.1
 """Seconds between two looks at whether an answer that waits for another one was stopped."""
 _MAX_STATES: Final = 128
@@ -84,8 +82,7 @@ _MAX_STATES: Final = 128
 
 @dataclass
 class Live:
-    """What the KV cache holds: whose it is, what it is kept as, its text, and whether no second request has continued
-    it."""
+    """What the KV cache holds: whose it is, what it is kept as, its text, and whether nothing has continued it."""
 
     key: StateKey = field(default_factory=StateKey)
     history: TokenHistory = field(default_factory=TokenHistory)
@@ -95,8 +92,7 @@ class Live:
 
 @dataclass(frozen=True)
 class EvaluationStart:
-    """From where a prompt is evaluated: the KV cache holds its first `n` tokens. `row`: the logits after all of
-    them."""
+    """From where a prompt is evaluated: the KV cache holds its first `n` tokens. `row`: the logits, if that are all."""
 
     n: int
     row: np.ndarray | None
@@ -457,8 +453,7 @@ class StateStore:
         self._kept.states = [one for one in self._kept.states if one is not state]
 
     def _loaded(self, state: State) -> np.ndarray | None:
-        """Return the data of a state; what was read from disk is kept if there is room. None: it is gone. Raises
-        Aborted."""
+        """Return the data of a state, now kept if it was read and there is room. None: it is gone. Raises Aborted."""
         if state.lane is not None:
             with state.lane.lock:  # its answer may have gone on
                 if state.lane.state_size() > available_bytes() // 2:

@@ -1,9 +1,8 @@
 """Learns the acceptance rate of a drafter from the text as it is written, and chooses the best depth under it.
 
-A drafted token counts as accepted if the target writes the same one, given that all before it in the draft were. Rates
-are Beta posteriors that forget: of the present text, per confidence bucket (the drafter's own estimate); and of all
-texts together, which is what the next text is expected to be like. The best depth is the one with most expected tokens
-per millisecond.
+A drafted token is accepted if the target writes the same one, given all before it in the draft. Rates are Beta
+posteriors that forget: of the present text, per confidence bucket (the drafter's own estimate); and of all texts, which
+the next one is expected to be like. The best depth has most expected tokens per millisecond.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Chooses how many tokens to draft: the depth with the best expected tokens per second, depth 0 (plain decoding)
-included.
+"""Chooses how many tokens to draft: the depth with the best expected tokens per second, depth 0 (plain) included.
 
-Three parts: acceptance is learned and the depth with the best expected rate chosen (acceptance.py), under costs that
-are calibrated and followed (costs.py). A proposal of suffix decoding is verified to the depth g with
-the largest E(g) - rate * T(g + 1), if that is more than the next step is worth without it (renewal reward).
+Acceptance is learned and the depth with the best expected rate chosen (acceptance.py), under costs that are calibrated
+and followed (costs.py). A proposal of suffix decoding is verified to the depth g with the largest E(g) - rate * T(g +
+1), if that is more than the next step is worth without it (renewal reward).
 
 One budget holds from the first token on. It accrues at a share of elapsed time, and what drafts gain or lose against
 plain decoding is booked in it. Shadow drafting, which only judges the draft model, is paid from it. While speculation
@@ -28,10 +27,9 @@ from cpuchat.speculation.stats import PassRecord
 
 
 class DepthController:
-    """Learns from every pass and decides how much to draft. `plan`: the depth planned last for the draft model, 0 =
-    plain decoding. `costs`: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then
-    stays off and only a fixed depth works. `max_depth`: longest draft that can be verified. `known`: accepted and
-    compared tokens of the draft model in earlier answers, as in `learned`."""
+    """Learns from every pass and decides how much to draft. `plan`: the depth planned last for the draft model.
+    `costs`: None when there was no calibration (`uncalibrated`); then only a fixed depth works. `max_depth`: longest
+    draft that can be verified. `known`: accepted and compared tokens of earlier answers, as in `learned`."""
 
     def __init__(
         self,
@@ -201,8 +199,7 @@ class DepthController:
         return depth
 
     def plan_draft(self, room: int, unread: int) -> int:
-        """Return the depth of the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read
-        first."""
+        """Return the depth of the draft model's next draft: at most `room`, with `unread` tokens to read first."""
         self._is_asked = True
         self.plan = self._decide(min(room, self._max_depth), unread)
         return self.plan
@@ -238,9 +235,7 @@ class DepthController:
         return self._rates[1]
 
     def shadow_budget(self, lag: int) -> int:
-        """Return how many of the newest tokens the draft model, while it is off, may read now only to be scored.
-
-        `lag` tokens of the text are unread."""
+        """Return how many of the `lag` unread tokens, the newest, the draft model may read now only to be scored."""
         costs = self._costs
         if costs is None or not self._has_draft or self._fixed or self.plan:
             return 0

@@ -40,8 +40,7 @@ class Following:
 
 class CurrentCosts:
     """The costs of one loaded pair of models, in ms: of passes over n tokens (`times`), of one drafted token (`draft`),
-    of one token of text that the draft model reads in a batch, and of a rollback after a pass in which a token was
-    rejected."""
+    of one token that the draft model reads in a batch, and of a rollback after a pass with a rejected token."""
 
     def __init__(self, costs: PassCosts) -> None:
         self.times = Following(costs.verify_ms)
@@ -54,9 +53,7 @@ class CurrentCosts:
         return self.times.ms[0]
 
     def record_verify(self, record: PassRecord) -> float:
-        """Learn from a pass for which a drafter was asked.
-
-        Returns its ms, drafting and rollback included, the pass without a pause of the machine."""
+        """Learn from a pass for which a drafter was asked. Returns its ms without a pause of the machine."""
         n = record.drafted
         ms = self.times.observe(record.verify_ms, 1 + n)
         if record.drafter == "draft" and n:

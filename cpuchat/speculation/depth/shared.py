@@ -17,8 +17,7 @@ def shared_depth(
 
     `drafts`: for each answer, the chances that its drafted tokens are accepted with all before them; () = no draft.
     `pass_ms`: calibrated ms of passes over 1, 2, ... tokens; longer ones are in proportion. () = not calibrated.
-    `n_lanes` of the pass: those of the answers and idle ones between them. There is room for `max_depth` tokens and
-    `max_rows` rows of logits; each answer takes one row, and one for each of its drafted tokens."""
+    `n_lanes`: with idle ones between. `max_rows` of logits: one for each answer and each drafted token."""
     if not pass_ms:
         return 0
 

@@ -18,9 +18,7 @@ N_BUCKETS: Final = len(_BUCKET_LIMITS) + 2
 
 
 def confidence_bucket(probability: float) -> int:
-    """Return the bucket of a drafter's own estimate: 1 (unsure) to `N_BUCKETS` - 1 (sure).
-
-    The acceptance rate of each bucket is learned."""
+    """Return the bucket of a drafter's own estimate, whose rate is learned: 1 (unsure) to `N_BUCKETS` - 1 (sure)."""
     return 1 + bisect_right(_BUCKET_LIMITS, probability)
 
 

@@ -1,8 +1,4 @@
-"""Suffix decoding: continue the copy that is being made, or draft what most often followed the end of the text.
-
-The index of a growing text, in which it finds what was written before; the drafts; and the scores of those that are not
-verified.
-"""
+"""Suffix decoding: continue the copy that is being made, or draft what most often followed the end of the text."""
 
 from __future__ import annotations
 
@@ -35,12 +31,10 @@ class NgramIndex:
     A copy begins with an n-gram of the longest size that occurred before. From there on its source is followed, across
     changes too: a token that is not the next one in the source replaces that, or stands somewhat later in the source.
 
-    Attributes:
-        previous: for each of `SIZES`, where the n-gram that ends at a position ended before; `NOWHERE` the first time.
-        source: where each token was copied from, or would have been; `NOWHERE` where nothing is copied.
-        run: how many tokens up to each one are the same as in the source; 0 or less: minus those since the last one.
-        changed: what was replaced in copies: its first token, the others, and the replacement.
-    """
+    `previous`: for each of `SIZES`, where the n-gram that ends at a position ended before; `NOWHERE` the first time.
+    `source`: where each token was copied from, or would have been; else `NOWHERE`. `run`: how many tokens up to each
+    one are the same as in the source; 0 or less: minus those since the last one. `changed`: what was replaced in
+    copies: its first token, the others, and the replacement."""
 
     def __init__(self) -> None:
         self._clear()
@@ -186,10 +180,8 @@ _ESCAPES: Final = {size: [escape(size, max(1, seen)) for seen in range(MAX_CANDI
 
 @cache
 def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[int]]:
-    """Return the score and the buckets of a draft.
-
-    After a match of which `count` of `seen` occurrences continue with its tokens; 0: in a copy, after a run of `match`.
-    """
+    """Return the score and the buckets of a draft after a match of which `count` of `seen` occurrences continue with
+    its tokens; 0: in a copy, after a run of `match`."""
     estimates = [
         count / ((count if i else seen) + escape(match + i, count))
         if count
@@ -268,9 +260,8 @@ class SuffixDecoding:
 
 
 def _likeliest(index: NgramIndex, limit: int) -> Draft:
-    """Return the draft with the likeliest next token, from where the last tokens stood before.
-
-    It goes on as long as all occurrences agree that continue with that token."""
+    """Return the draft with the likeliest next token, from where the last tokens stood before, as long as all
+    occurrences agree that continue with that token."""
     text, found, likeliest = index.text, 0, 0.0
     best: tuple[int, int, list[int]] = (0, 0, [])
     for size, previous in zip(SIZES, index.previous, strict=True):
@@ -325,8 +316,7 @@ class ScoredDrafter:
         self._scores: list[Score] = []
 
     def propose(self, max_n: int) -> Proposal:
-        """Return the proposal, cut to what is worth a pass; empty: none of it is. The caller verifies it, so it is not
-        scored here."""
+        """Return the proposal, cut to what is worth a pass. The caller verifies it, so it is not scored here."""
         proposal = self.offer(max_n)
         depth = min(self._worth(proposal), len(proposal)) if proposal.tokens else 0
         if depth > 0:
