@@ -11,7 +11,7 @@ import numpy as np
 from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
-from cpuchat.engine.llama.sequence import ABORTED, Aborted, Sequence
+from cpuchat.engine.llama.sequence import OK, Sequence
 
 _ENCODED = 32
 """Hidden states that are encoded at once: llama.cpp has room for as many as for rows of logits."""
@@ -118,8 +118,6 @@ class EagleSequence(HeadSequence):
         if self.pool is not None:
             self.pool.prepare(self, 0.0)
         status = llama.llama_encode(self.context, batch)
-        if status == ABORTED:
-            raise Aborted
-        if status:
-            raise GenerationFailed(f"llama.cpp failed to encode hidden states: code {status}.", "Reload the model.")
+        if status != OK:
+            raise self.failure(status)
         return _rows(bindings.hidden_states_address(self.context), n, self.states.shape[1])

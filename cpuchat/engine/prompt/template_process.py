@@ -112,12 +112,9 @@ def answer(request: bytes, template: jinja2.Template) -> dict[str, Any]:
         return {"text": render(template, json.loads(request), MAX_OUTPUT + 4 * len(request))}
     except Raised as error:
         return {"error": str(error)[:500], "raised": True}
-    except MemoryError:
-        return {"error": "out of memory", "raised": False}
-    except RecursionError:
-        return {"error": "recursion limit exceeded", "raised": False}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:500], "raised": False}
+        known = {MemoryError: "out of memory", RecursionError: "recursion limit exceeded"}
+        return {"error": known.get(type(error), f"{type(error).__name__}: {error}"[:500]), "raised": False}
 
 
 def _allow_cpu_time() -> None:

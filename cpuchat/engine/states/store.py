@@ -207,10 +207,8 @@ class StateStore:
         owner = _hashed(owner)
         live = [lane.live.history for lane in self._kept.lanes if owner == lane.live.key.owner] or [TokenHistory()]
         self._find_saved()
-        return (
-            *live,
-            *(one.history for one in self._kept.states if one.key.owner == owner and one.history is not None),
-        )
+        kept = (one.history for one in self._kept.states if one.key.owner == owner)
+        return (*live, *filter(None, kept))
 
     def _find_saved(self) -> None:
         """Bring the list of what is on disk up to date."""
@@ -296,9 +294,9 @@ class StateStore:
         if data is None or not self.sequence.set_state(last.list(), data):
             self._drop(last)
             return
-        drafted = self._loaded(last.draft) if last.draft is not None and self._draft is not None else None
-        if drafted is not None and last.draft is not None and self._draft is not None:
-            self._draft.set_state(last.draft.list(), drafted)
+        target, draft = self._draft, last.draft
+        if target is not None and draft is not None and (drafted := self._loaded(draft)) is not None:
+            target.set_state(draft.list(), drafted)
         history = last.history.copy() if last.history is not None else TokenHistory()
         self.live = Live(last.key, history, kind=last.kind)
 
@@ -320,10 +318,8 @@ class StateStore:
         kept = self._own(StateKind.HEAD)
         before = (*(tokens for other, tokens in self._kept.heads if other == owner), *(one.tokens for one in kept))
         common = max((shared_tokens(head, tokens) for tokens in before), default=0)
-        self._kept.heads = [
-            *[one for one in self._kept.heads if one != (owner, head)][1 - _KNOWN_HEADS :],
-            (owner, head),
-        ]
+        others = [one for one in self._kept.heads if one != (owner, head)]
+        self._kept.heads = [*others[1 - _KNOWN_HEADS :], (owner, head)]
         self._use_head([one for one in kept if head.startswith(one.tokens)])
         if at < common < self._head and self.sequence.partial_bytes:
             common = max(prompt.line_start(common, self.piece), at)

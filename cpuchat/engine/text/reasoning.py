@@ -342,12 +342,10 @@ class ReasoningSplitter:
         self._line = (self._line + text)[:80]
         self._line_start = text.endswith("\n")
         if self._line_start:
-            mark = _FENCE.match(self._line)
-            if mark:
-                run = mark[1]
+            if (mark := _FENCE.match(self._line)) is not None:
                 if not self._fence:
-                    self._fence = run
-                elif run.startswith(self._fence) and not self._line[mark.end() :].strip():
+                    self._fence = mark[1]
+                elif mark[1].startswith(self._fence) and not self._line[mark.end() :].strip():
                     self._fence = ""
             self._line = ""
 

@@ -125,19 +125,17 @@ class CallSplitter:
             return ""
         text, self._held = self._held + text, ""
         at = form.find(text, self._names, at_start=not self._has_said)
+        starts = form.starts(self._names)
         if at >= 0:
             said, self._calling = form.without_channel(text[:at]), text[at:]
             self._read(self._calling)
-            self._has_said = self._has_said or bool(said.strip())
-            return said
-        starts = form.starts(self._names)
-        if not self._has_said and (any(start.startswith(text.lstrip()) for start in starts) or may_begin(text)):
-            self._held = text
-            return ""
-        n_said = len(text) - held_back(text, self._triggers)
-        if form.in_channel and (channel := _CHANNEL.search(text[:n_said])) is not None:
-            n_said = channel.start()
-        said, self._held = text[:n_said], text[n_said:]
+        elif not self._has_said and (any(start.startswith(text.lstrip()) for start in starts) or may_begin(text)):
+            said, self._held = "", text
+        else:
+            n_said = len(text) - held_back(text, self._triggers)
+            if form.in_channel and (channel := _CHANNEL.search(text[:n_said])) is not None:
+                n_said = channel.start()
+            said, self._held = text[:n_said], text[n_said:]
         self._has_said = self._has_said or bool(said.strip())
         return said
 
