@@ -29,8 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_installed(site: Path, home: Path, program: str, *arguments: str) -> str:
-    """Return the standard output of the Python `program`, which, like its child processes, imports cpuchat
-    from `site`."""
+    """Return the standard output of the Python `program`, which, like its children, imports cpuchat from `site`."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, *arguments], cwd=home, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=HANG_GUARD, env={**os.environ, "PYTHONPATH": str(site), "HOME": str(home)},

@@ -240,7 +240,7 @@ def _divided(text: str) -> list[str]:
 
 
 def _pieces(words: str, *, is_end: bool = False) -> list[str]:
-    """Return the sentences of words, long ones in parts. `is_end`: the last one falls, by a mark."""
+    """Return the sentences of words, long ones in parts. `is_end`: the last one gets a mark."""
     found: list[str] = []
     for sentence in segment("en", words):  # again: "63 GB/s." is no end before its unit is a word
         while len(sentence) > MAX_CHARS:

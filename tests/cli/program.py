@@ -16,8 +16,7 @@ COMMAND = (sys.executable, "-m", "cpuchat.cli.main")
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end in this process, which has imported everything; standard input is empty
-    unless given."""
+    """Run the command to its end in this process, which has imported everything; standard input is empty by default."""
     with contextlib.ExitStack() as files:
         given, out, err = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3))
         given.buffer.write(stdin.encode() if isinstance(stdin, str) else stdin or b"")
@@ -46,8 +45,7 @@ def refused(code: int, *arguments: str, stdin: str | bytes | None = None) -> str
 
 
 def run_process(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process: for commands that end it, load the engine, or depend on how it was
-    started."""
+    """Run the command in a process: for commands that end it, load the engine, or depend on how it was started."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run([*COMMAND, *arguments], input=data or b"", capture_output=True, timeout=HANG_GUARD)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,5 +1,4 @@
-"""Tests that a model is downloaded during a chat, in a real terminal: from the list to the first answer of the new
-one."""
+"""Tests that a model is downloaded during a chat, in a real terminal: from the list to its first answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests escape sequences in everything that a file, the hub, the database or the settings can name: none gets
-through."""
+"""Tests escape sequences in all that a file, the hub, the database or the settings can name: none gets through."""
 
 from __future__ import annotations
 

@@ -117,8 +117,7 @@ def test_model_without_template(chat: Chat, tiny_model_without_template: Path) -
 
 
 def listed_threads(expected: int = 0) -> int:
-    """Return the threads in the kernel's list, where an ended one may remain for a moment: with `expected`, read it
-    until there are no more than that, or time is up."""
+    """Return the threads in the kernel's list; with `expected`, once there are no more than that, or time is up."""
     deadline = time.monotonic() + 10
     while (n := len(list(Path("/proc/self/task").iterdir()))) > expected > 0 and time.monotonic() < deadline:
         os.sched_yield()

@@ -324,10 +324,8 @@ def _original(name: str) -> Path:
 
 
 def make_tree(tmp_path: Path, name: str) -> Path:
-    """Write the machine called `name` (one of NAMES) below `tmp_path`; returns the root.
-
-    The folders of its CPUs, thousands of files, are links to those of other tests: change them with `write` only.
-    """
+    """Write the machine called `name` (one of NAMES) below `tmp_path`; returns the root. The folders of its CPUs are
+    links to those of other tests: change them with `write` only."""
     root = tmp_path / name
     original = _original(name)
 

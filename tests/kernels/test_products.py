@@ -40,10 +40,8 @@ pytestmark = [
 
 
 def flags(file: Path, build: str) -> list[str]:
-    """Return the flags of kernels.cmake for a file; for the emulated build what they define.
-
-    Sanitizers make the compilation long: each instruction set has them once, natively where this CPU has it.
-    """
+    """Return the flags of kernels.cmake for a file; for the emulated build what they define. With sanitizers, which
+    make the compilation long, each instruction set is built once, natively where this CPU has it."""
     is_native = build == "native"
     known = {f"products_{end}": name in NATIVE for name, (end, _) in SETS.items()}
     sanitizers = ["-fsanitize=address," + ("undefined" if is_native else "alignment")]
@@ -80,10 +78,8 @@ def compiled(build: str, folder: Path) -> Path:
 
 
 def write_case(file: Path, kind: str, n_rows: int, n_values: int, n_tokens: int) -> None:
-    """Write random blocks with extreme scales, and activations, as check_products.cpp reads them.
-
-    Weights are integers, which gguf's own dequantization gives for scales of one.
-    """
+    """Write random blocks with extreme scales, and activations, as check_products.cpp reads them. Weights are integers,
+    which gguf's own dequantization gives for scales of one."""
     rng = np.random.default_rng(n_rows * n_tokens)
     number = gguf.GGMLQuantizationType[kind]
     per, size = gguf.GGML_QUANT_SIZES[number]

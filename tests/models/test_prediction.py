@@ -1,5 +1,4 @@
-"""Tests what is shown of a model before it is loaded: the engine's own arithmetic, and speed from bytes and
-bandwidth."""
+"""Tests what is shown of a model before it is loaded: the engine's own arithmetic, and speed from bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tests that whatever a body holds is read or refused, in every field of all dialects, in steps that grow no faster
-than the body.
-"""
+"""Tests that any body is read or refused, in every field of all dialects, in steps that grow no faster than it."""
 
 from __future__ import annotations
 

@@ -70,8 +70,7 @@ async def exchange(
     queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}",
     left: asyncio.Event | None = None, endpoint: AnswerEndpoint | None = None,
 ) -> None:  # fmt: skip
-    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends. The client hangs up once
-    it has `left`."""
+    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends until it has `left`."""
     endpoint = endpoint or endpoint_of(queue, parsed(stream=stream))
     received = iter([] if body is None else [{"type": "http.request", "body": body}])
 

@@ -1,5 +1,4 @@
-"""The program with faults that cannot be made otherwise: a message `break WHERE` raises there, SIGUSR1 in a callback of
-the event loop."""
+"""The program with faults that cannot be made otherwise: `break WHERE` raises there, SIGUSR1 in a callback."""
 
 from __future__ import annotations
 

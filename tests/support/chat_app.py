@@ -254,8 +254,7 @@ async def loaded(backend: Backend | None = None, **options: Any) -> AsyncIterato
 
 @contextlib.asynccontextmanager
 async def counting(text: str, *more: list[Step], **options: Any) -> AsyncIterator[tuple[RunningApp, Gate]]:
-    """Start the app, and have its model count: its answer `text` waits before the last word until the gate is opened.
-    `more` are the next answers."""
+    """Start the app, and have its model count: its answer `text` waits before the last word for the gate."""
     gate = Gate()
     async with running(ScriptedBackend([answer(text, gate=gate), *more]), **options) as app:
         await app.count_up_to(gate)

@@ -38,8 +38,7 @@ def _writable(value: Any) -> Any:
 def sentences(
     model: Path, out: Path, changes: Mapping[str, Any] = MappingProxyType({}), more: Sequence[str] = ()
 ) -> Path:
-    """Return the tiny model with a vocabulary of SentencePiece: some words, `more`, bytes, and as many others as
-    needed."""
+    """Return the tiny model with a vocabulary of SentencePiece: some words, `more`, bytes, and what else it needs."""
     words = ["<unk>", "<s>", "</s>", "▁", "é", *"Helo, wrd", "He", "🙂"]
     words += [f"<0x{byte:02X}>" for byte in range(256) if chr(byte) not in words[5:-2]] + [*more]
     types = [2, 3, 3, *(6 if word.startswith("<0x") else 1 for word in words[3:])]

@@ -119,12 +119,10 @@ def _metadata(shape: HybridShape, quant: str, n_mtp: int = 0) -> dict[str, Any]:
 
 
 def write_eagle_pair(path: Path, head_path: Path, alpha: float, *, n_vocab: int = 2048, n_said: int = 0) -> None:
-    """Write a model of Llama's architecture, and an EAGLE-3 head for it whose first token is right with rate `alpha`.
-    `n_said`: it says only every other token, of the first so many, as trained heads with few of their own (`d2t`).
-
+    """Write a model of Llama's architecture, and an EAGLE-3 head for it whose first token is right with rate `alpha`;
+    `n_said`: which says only every other token, of the first so many, as trained heads with few of their own (`d2t`).
     The model's hidden state at p is the code of the token there, so the head's output matrix leads two tokens on. Fed
-    its own hidden state, it says the same again: further tokens are wrong.
-    """
+    its own hidden state, it says the same again: further tokens are wrong."""
     shape = Shape(
         name="tiny-llama", architecture="llama", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=n_vocab
     )

@@ -33,8 +33,7 @@ _GRAMMAR = "root ::= ( [ ] [a-m]+ )+"
 _OFF = Speculation()
 _HEAD, _BOTH = Speculation(drafters=("draft",), depth=4), Speculation(drafters=("draft", "suffix"), depth=4)
 WEIGHT = 4.0
-"""Of the layers of a synthetic model: with less of them its next token follows from the last one alone, and all greedy
-answers of a template are one."""
+"""Of the layers of a synthetic model: with less, its next token follows from the last one alone."""
 _N_CTX, _LONG = 1024, 300
 
 

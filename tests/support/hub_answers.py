@@ -38,21 +38,14 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong in the answers for one file.
-
-    Args:
-        where: "content": when the bytes are asked for. "hub": when the hub is asked where they are (HEAD and GET).
-            "api": when the list of files is asked for (path "" of `HubServer.fault`; repository "" is the search).
-        status: answer with this status and no content; `retry_after` and `error_code` as headers with it.
-        cut_after: end the connection after so many bytes of the body.
-        content: other content in the place of the right one, ranges as usual: of the same length for a wrong hash,
-            shorter for a short file.
-        page: a web page with status 200 instead of anything else.
-        raw: called to write the whole answer, head and all; the connection ends with it.
-        headers: added to the answer, in the place of those of the same name.
-        ignore_range: the whole file with status 200 though a range was asked for.
-        gate: hold the answer there.
-    """
+    """What goes wrong in the answers for one file. `where`: "content": when the bytes are asked for; "hub": when the
+    hub is asked where they are (HEAD and GET); "api": when the list of files is asked for (path "" of
+    `HubServer.fault`; repository "" is the search). `status`: answer with it and no content; `retry_after` and
+    `error_code` as headers. `cut_after`: end the connection after so many bytes of the body. `content`: in the place of
+    the right one: of the same length for a wrong hash, shorter for a short file. `page`: a web page with status 200
+    instead. `raw`: called to write the whole answer, head and all; the connection ends with it. `headers`: added, in
+    the place of those of the same name. `ignore_range`: the whole file though a range was asked for. `gate`: hold the
+    answer there."""
 
     where: Where = "content"
     status: int = 0

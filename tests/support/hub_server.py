@@ -86,11 +86,8 @@ class HubServer:
         private: bool = False,
         **facts: Any,
     ) -> str:
-        """Add a repository, or another commit with these files to an existing one.
-
-        `facts` go into what the API tells as they are: downloads, likes, lastModified, cardData, gguf, tags.
-        Returns the commit, 40 hex digits.
-        """
+        """Add a repository, or another commit with these files, and return the commit, 40 hex digits. `facts` go into
+        what the API tells as they are: downloads, likes, lastModified, cardData, gguf, tags."""
         entries = {name: entry_of(content) for name, content in files.items()}
         named = "".join(f"{name} {entry.sha256}\n" for name, entry in sorted(entries.items()))
         commit = hashlib.sha1(f"{repo}\n{named}".encode()).hexdigest()

@@ -21,10 +21,8 @@ _READY_SECONDS = 180.0
 def llama_server(
     model: Path, *, n_ctx: int = 2048, draft: Path | None = None, depth: int = 3, rates: Sequence[float] = ()
 ) -> Iterator[str]:
-    """Yield the address of a server with one slot and one thread.
-
-    With `draft` it speculates at that depth; `rates` force the acceptance of the first, second, ... drafted token.
-    """
+    """Yield the address of a server with one slot and one thread. With `draft` it speculates at that depth; `rates`
+    force the acceptance of the first, second, ... drafted token."""
     options: dict[str, Any] = {
         "model": str(model), "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
         "rates": list(rates),

@@ -102,10 +102,8 @@ NO_COUNTERS = MachineSample(
 
 
 class FixtureReader(MachineReader):
-    """Reads the tree below `root`; what cannot come from files is given here.
-
-    `measured` is what a survey finds (an exception: how it fails), `known`: it was found before.
-    """
+    """Reads the tree below `root`; what cannot come from files is given here: `measured` is what a survey finds (an
+    exception: how it fails), `known`: it was found before."""
 
     def __init__(
         self,

@@ -41,10 +41,8 @@ Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def next_token_table(n_vocab: int, seed: int = 0) -> Tokens:
-    """Return the target's next token for each token: (n_vocab,) token ids.
-
-    Words form a single cycle in random order. Specials and bytes lead into it at a random word.
-    """
+    """Return the target's next token for each token: (n_vocab,) token ids. Words form a single cycle in random order;
+    specials and bytes lead into it at a random word."""
     rng = generator(seed, "cycle")
     order = rng.permutation(np.arange(FIRST_WORD, n_vocab))
     table = np.empty(n_vocab, np.int64)
@@ -54,10 +52,8 @@ def next_token_table(n_vocab: int, seed: int = 0) -> Tokens:
 
 
 def draft_token_table(n_vocab: int, alpha: float, seed: int = 0) -> Tokens:
-    """Return the draft's next token for each token; it agrees with the target on the share `alpha` of the words.
-
-    The others swap their successors in a ring, so that every word still follows exactly one other.
-    """
+    """Return the draft's next token for each token; it agrees with the target on the share `alpha` of the words. The
+    others swap their successors in a ring, so that every word still follows exactly one other."""
     table = next_token_table(n_vocab, seed)
     inverse, words = inverse_of(table), np.arange(FIRST_WORD, n_vocab)
     count = round((1 - alpha) * len(words))
@@ -92,12 +88,9 @@ def write_pair(
     n_vocab: int | None = None,
     seed: int = 0,
 ) -> None:
-    """Write a target and a draft (none if `draft_path` is None) with acceptance rate `alpha`.
-
-    Both get the target's vocabulary size, or `n_vocab`. `next_token_table(n_vocab, seed)` is what the target
-    will say. Quantizations: F32, F16, BF16, and those whose tables are of the types in `_SIGNS`. Embeddings have 256
-    values or more.
-    """
+    """Write a target and a draft (none if `draft_path` is None) with acceptance rate `alpha`, both with a vocabulary of
+    the target's size, or `n_vocab`: the target says `next_token_table(n_vocab, seed)`. Quantizations: F32, F16, BF16,
+    and those whose tables are of the types in `_SIGNS`. Embeddings have 256 values or more."""
     target_shape = shape_of(target, layers)
     n_vocab = n_vocab or target_shape.n_vocab
     table = next_token_table(n_vocab, seed)
@@ -150,9 +143,7 @@ def sign_tensor(name: str, shape: Shape, quant: str, codes: Bytes, rows: Tokens,
 
 def sign_rows(kind: str, codes: Bytes, size: float) -> Bytes:
     """Return rows of weights that are +`size` where the bit of `codes` is 1 and -`size` where it is 0, as bytes.
-
-    `codes`: (rows, row length / 8), the first value in the lowest bit.
-    """
+    `codes`: (rows, row length / 8), the first value in the lowest bit."""
     bits = np.unpackbits(codes, axis=1, bitorder="little")
     if BY_NAME[kind].block == 1:
         return float_bytes(kind, np.array([-size, size], np.float32))[bits].reshape(-1).view(np.uint8)

@@ -37,8 +37,7 @@ FLAT = PassCosts(verify_ms=tuple(0.5 + 0.01 * n for n in range(32)), draft_ms=0.
 
 
 def pair_files(folder: Path, alpha: float) -> tuple[Path, Path]:
-    """Return target and draft whose next token is a fixed function of the last one; the draft is right with rate
-    `alpha`."""
+    """Return target and draft whose next token is a function of the last one; the draft is right with rate `alpha`."""
     target, draft = folder / f"target-{alpha}.gguf", folder / f"draft-{alpha}.gguf"
     write_pair(target, draft, alpha, target="tiny", draft="tiny", n_vocab=N_VOCAB)
     return target, draft
@@ -160,11 +159,9 @@ class Talker:
 
 
 def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = GREEDY) -> None:
-    """Assert that the answers are equal, or differ from a token on at which rounding decides.
-
-    A row of logits from a pass over several tokens differs by rounding from the row of a plain step. Where the plain
-    row (re-evaluated here) puts the choice further than `ROUNDING` from the other token, a difference is a bug.
-    """
+    """Assert that the answers are equal, or differ from a token on at which rounding decides: the row of a plain step
+    (re-evaluated here) puts the choice less than `ROUNDING` from the other token. Rows of passes over several tokens
+    differ from it by that."""
     if drafted.tokens == plain.tokens:
         assert drafted.text == plain.text
         assert drafted.reason == plain.reason

@@ -85,10 +85,8 @@ async def _hello(reply: Reply) -> None:
 
 @dataclass
 class RemoteServer:
-    """`answer` writes the response to a chat; `pages` are what GET finds; `asked` is what came.
-
-    `left` is set when a client has gone before its answer was complete.
-    """
+    """`answer` writes the response to a chat; `pages` are what GET finds; `asked` is what came. `left` is set when a
+    client has gone before its answer was complete."""
 
     answer: Stream = _hello
     pages: dict[str, Any] = field(default_factory=dict)

@@ -122,10 +122,8 @@ def answer(
     drafters: Sequence[str] = ("",),
     speculation: SpeculationFigures | None = None,
 ) -> list[Step]:
-    """Return the events of one answer, word by word; `gate` is before the last word.
-
-    `drafters` take turns in proposing the words; `speculation` is told before the gate and at the end.
-    """
+    """Return the events of one answer, word by word; `gate` is before the last word. `drafters` take turns in proposing
+    the words; `speculation` is told before the gate and at the end."""
     steps: list[Step] = [PrefillProgress(request_id=1, processed=prompt_n, total=prompt_n, cache_n=0)]
     words: list[tuple[Channel, str]] = []
     words.extend(("reasoning", word) for word in reasoning.split(" ") if word)
@@ -183,11 +181,8 @@ def timings(predicted_n: int, prompt_n: int = 42) -> Timings:
 
 
 class ScriptedBackend:
-    """Plays `answers` in order (the last one again and again) and `load_steps` at each load.
-
-    `requests` and `loads` record what was asked. `draft_failure` ends each load with a draft model. See
-    `backend.base.Backend`.
-    """
+    """Plays `answers` in order (the last one again and again) and `load_steps` at each load, as a `Backend`. `requests`
+    and `loads` record what was asked. `draft_failure` ends each load with a draft model."""
 
     def __init__(
         self,

@@ -89,11 +89,7 @@ def chat(text: str, **more: object) -> dict:
 
 @contextlib.contextmanager
 def server(model: Path, folder: Path, *arguments: str, token: str = "", ctx: int = 4096) -> Iterator[Server]:
-    """Run a server on a free port.
-
-    Args:
-        token: is sent with every request.
-    """
+    """Run a server on a free port. `token` is sent with every request."""
     env = {**os.environ, **{f"CPUCHAT_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "CACHE")}}
     (folder / "cache").mkdir(parents=True, exist_ok=True)
     command = [*COMMAND, "serve", str(model), "--port", "0", "--ctx", str(ctx), *PLAIN, *arguments]

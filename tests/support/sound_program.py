@@ -25,10 +25,8 @@ sys.exit({status})
 
 
 class SoundProgram:
-    """What was played, in the file of a program that is the only one on the PATH.
-
-    `status` is its exit status, or an expression for it over the seconds that it `heard`.
-    """
+    """What was played, in the file of a program that is the only one on the PATH. `status` is its exit status, or an
+    expression for it over the seconds that it `heard`."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, paced: bool = False, status: int | str = 0

@@ -133,8 +133,7 @@ class Terminal:
         return self.wait_until(lambda screen: text in screen, repr(text))
 
     def insist(self, keys: str, condition: Callable[[str], object], what: str) -> str:
-        """Send `keys` until `condition(screen text)` holds, again each second: the program may be busy at first, and
-        refuse them."""
+        """Send `keys` until `condition(screen text)` holds, again each second: the program may refuse them at first."""
         deadline = time.monotonic() + HANG_GUARD
         sent = -math.inf
         while not condition(self.text):

@@ -25,8 +25,7 @@ def gemma3(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n
 
 
 def deepseek2(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    """Add layers: the first one is dense, the others have shared and routed experts; the last one predicts a further
-    token."""
+    """Add layers: the first one is dense, the others have shared and routed experts; the last one predicts further."""
     writer.add_head_count(n_head)
     writer.add_head_count_kv(1)
     writer.add_feed_forward_length(n_ff)

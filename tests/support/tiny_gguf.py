@@ -62,13 +62,10 @@ def write_tiny_gguf(
 
     `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
     ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding
-    windows of `window` tokens, "deepseek2" latent attention and a mixture of experts.
-    `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
-    printable ASCII).
-    With a `gain` of 2 to 4 the layers outweigh the newest token and their states fade slowly, so that answers depend on
-    the whole context; without, hardly.
-    Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
-    """
+    windows of `window` tokens, "deepseek2" latent attention and a mixture of experts. `eos_bias` 0 makes `<|im_end|>`
+    as likely as a letter. `likely` names the only characters that it writes (default: printable ASCII). With a `gain`
+    of 2 to 4 the layers outweigh the newest token and their states fade slowly: answers depend on the whole context.
+    Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something."""
     rng = np.random.default_rng(0)
     tokens = vocabulary()
     n_vocab = len(tokens)

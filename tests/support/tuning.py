@@ -16,8 +16,7 @@ Factors = Callable[[Settings], tuple[float, float]]
 
 
 def make_up_speeds(monkeypatch: pytest.MonkeyPatch, factors: Factors, but: str = "") -> None:
-    """Give every setting the speed that `factors` says, of 100 tok/s prefill and 20 tok/s decoding; the choice `but`
-    is measured."""
+    """Give every setting the speed that `factors` says, of 100 tok/s prefill and 20 tok/s decoding; all but `but`."""
     really = Measurer.measure
 
     async def measure(self: Measurer, chosen: Settings, choice: TuningChoice, draft: str) -> Speed:

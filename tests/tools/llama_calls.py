@@ -30,11 +30,9 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An answer, and what llama.cpp reads in it.
-
-    `tools` counts in `Recording.tools`, `tail` is the end of the prompt, `cut`: the answer stops before its end. `name`
-    is that of a case of benchmarks/templates.py, or "test" for an answer of llama.cpp's own tests.
-    """
+    """An answer, and what llama.cpp reads in it: `tools` counts in `Recording.tools`, `tail` is the end of the prompt,
+    `cut`: the answer stops before its end. `name`: of a case of benchmarks/templates.py, or "test" for an answer of
+    llama.cpp's own tests."""
 
     name: str
     text: str
@@ -45,10 +43,8 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct):
-    """A template: what it makes of the chats that are rendered to learn its calls, and answers in its form.
-
-    `hints` are the texts of the template that tell what marks reasoning.
-    """
+    """A template: what it makes of the chats that are rendered to learn its calls, and answers in its form. `hints` are
+    the texts of the template that tell what marks reasoning."""
 
     hints: str = ""
     renderings: dict[str, str | None] = {}
@@ -112,8 +108,7 @@ def as_json(value: Any) -> str:
 
 def same(found: Reading, output: Output) -> bool:
     """Return whether both are the same but for white space. Of an answer that was cut off the whole calls count:
-    llama.cpp gives the last one, too, with as much as there is of its arguments.
-    """
+    llama.cpp gives the last one, too, with as much as there is of its arguments."""
     expected = output.expected
     if output.cut:
         return found.calls == expected.calls

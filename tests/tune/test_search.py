@@ -22,10 +22,7 @@ def calm(_: int) -> float:
 
 class MadeUp:
     """A machine on which `now` runs at 100 and 20 tok/s, and others by the given factors of (prefill, decode); what has
-    none cannot be measured.
-
-    `weather` slows the n-th measurement down by its factor.
-    """
+    none cannot be measured. `weather` slows the n-th measurement down by its factor."""
 
     def __init__(self, weather: Weather = calm, **factors: tuple[float, ...]) -> None:
         self.factors = {"now": (1.0, 1.0), **factors}

@@ -87,7 +87,7 @@ class RenderedPrompt:
         return sorted(set(places))
 
     def head(self, piece: Callable[[int], bytes]) -> int:
-        """Return how many tokens come before the first message that is not the system's: agents share them."""
+        """Return how many tokens come before the content of the first message that is not the system's."""
         contents = self._contents(self.text.replace(MARK_BYTES, b""))
         end = next((at for one, (at, _) in zip(self.messages, contents, strict=True) if one.role != "system"), 0)
         ends = accumulate(len(piece(token)) for token in self.tokens)

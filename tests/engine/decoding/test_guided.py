@@ -183,8 +183,7 @@ _FORMS = {
 
 @pytest.fixture(params=["gpt-2", "llama-2", "no space"])
 def vocab(request: pytest.FixtureRequest, load: Load, tiny_model: Path, tmp_path: Path) -> Vocab:
-    """Return a vocabulary of each kind; those of SentencePiece put a space before a text, as a token of its own or
-    within the first one."""
+    """Return a vocabulary of each kind; those of SentencePiece put a space before a text, or within its first token."""
     out = tmp_path / "model.gguf"
     if request.param == "gpt-2":
         return load(edited(tiny_model, out, {"tokenizer.ggml.pre": request.param}), OPTIONS).vocab

@@ -27,10 +27,8 @@ OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 
 
 def reference(row: np.ndarray, s: Sampling, window: list[int]) -> dict[int, float]:
-    """Apply llama.cpp's default chain step by step to (logit, id) pairs. Returns probability by id.
-
-    Discards examples in which rounding decides a cut.
-    """
+    """Apply llama.cpp's default chain step by step to (logit, id) pairs; discards examples in which rounding decides a
+    cut. Returns probability by id."""
     logits = [float(x) for x in row]
     for token, count in Counter(window[-s.repeat_last_n :] if s.repeat_last_n else []).items():
         x = np.float32(logits[token])

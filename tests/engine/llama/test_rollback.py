@@ -103,8 +103,7 @@ def plain_text(sequence: Sequence, n: int = LENGTH) -> tuple[list[int], list[np.
 
 
 def drafts(text: list[int], at: int, most: int, rng: random.Random) -> list[int]:
-    """Return what a drafter might propose after text[:at]: up to `most` tokens, the first ones right, the others mostly
-    wrong."""
+    """Return what a drafter might propose after text[:at]: up to `most` tokens, only the first ones right."""
     n = rng.randint(0, most)
     right = rng.choice([0, n, rng.randint(0, n)])
     return [*text[at : at + right], *(rng.randrange(32, 127) for _ in range(n - right))][:n]

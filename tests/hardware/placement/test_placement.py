@@ -1,5 +1,4 @@
-"""Tests what the words of a placement mean on simulated machines, and what is said about words that mean
-nothing there."""
+"""Tests what the words of a placement mean on simulated machines, and what is said where they mean nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests servers that send another thing than was listed, more than that, or hardly anything: said soon, not after
-minutes."""
+"""Tests servers that send another thing than was listed, more than that, or hardly anything: said soon."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ def header_file(
     **more: Any,
 ) -> Path:
     """Write a file with a byte-pair vocabulary and one tensor of `weights` values, F32 or F16. `more` sets or (None)
-    removes keys: `bos_token_id` is tokenizer.ggml.bos_token_id, `architecture` is general.architecture. `facts` are
-    other keys.
-    """
+    removes keys: `bos_token_id` is tokenizer.ggml.bos_token_id; `facts` are other keys."""
     architecture = more.pop("architecture", "llama")
     tokenizer: dict[str, Any] = {
         "model": "gpt2", "pre": "gpt-2", "tokens": WORDS if tokens is None else tokens, "merges": ["a b"],

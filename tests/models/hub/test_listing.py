@@ -1,5 +1,4 @@
-"""Tests file names as models: the names of the usual publishers, split files, and names that must not become
-files."""
+"""Tests file names as models: of the usual publishers, of split files, and names that must not become files."""
 
 from __future__ import annotations
 

@@ -19,10 +19,8 @@ REVISIONS = ("a" * 40, "b" * 40)
 def cached(
     cache: Path, repo: str, name: str, source: Path, revision: str = REVISIONS[0], main: bool = True, tail: str = "name"
 ) -> Path:
-    """Put `source` into the cache as a download does: a blob named by its hash, and a link to it.
-
-    `tail` is put at the end of the content, where no reader of models looks: same tail, same blob.
-    """
+    """Put `source` into the cache as a download does: a blob named by its hash, and a link to it. `tail` is put at the
+    end of the content, where no reader of models looks: same tail, same blob."""
     folder = cache / f"models--{repo.replace('/', '--')}"
     content = source.read_bytes() + (name + revision if tail == "name" else tail).encode()
     blob = folder / "blobs" / hashlib.sha256(content).hexdigest()

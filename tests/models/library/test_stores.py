@@ -67,8 +67,7 @@ def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model
 def test_ollamas_store_may_be_anywhere(
     where: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its service has OLLAMA_MODELS in its own environment alone: who pastes the folder finds the models, too, and
-    deletes none there."""
+    """Its service has OLLAMA_MODELS in its own environment alone: who pastes the folder finds the models, too."""
     ollama(tmp_path / "disk", "qwen3:8b", model)
     if where == "folder":
         assert listed(tmp_path / "disk") == {"qwen3:8b": "ollama"}

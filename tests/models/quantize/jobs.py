@@ -43,10 +43,8 @@ def weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def copy(source: Path, target: Path, *, settings: bool = True, every: int = 1, first: int = 0, **numbers: Any) -> Path:
-    """Write the tensors `first`, `first + every`, ... of a llama to a new file, with its metadata if wanted.
-
-    `numbers` are `alignment` of the file, or its place in a split model: `no` of `count` files.
-    """
+    """Write the tensors `first`, `first + every`, ... of a llama to a new file, with its metadata if wanted. `numbers`
+    are `alignment` of the file, or its place in a split model: `no` of `count` files."""
     whole = reference.GGUFReader(source)
     writer = reference.GGUFWriter(target, "llama")
     if "alignment" in numbers:

@@ -1,5 +1,4 @@
-"""Tests adaptive depth against every fixed depth and against plain decoding, in simulated time: computed, not
-measured."""
+"""Tests adaptive depth against every fixed depth and against plain decoding, in simulated time."""
 
 import random
 from functools import cache
@@ -31,8 +30,7 @@ RATES = (0.6, 0.8, 0.95, 1.0)
 def simulate(
     target: str, draft: str, rate: float, seeds: int = 8, noisy: bool = False, common: float = 0.0, own: float = 0.0
 ) -> tuple[float, float, float]:
-    """Return the speed of the second answer relative to the best fixed depth and to plain, and of the first
-    to plain."""
+    """Return the speed of the second answer relative to the best fixed depth and to plain, and of the first."""
     costs = true_costs(target, draft)
     plain = seeds * N * costs.verify_ms[0]
     first_ms = ms = 0.0

@@ -1,5 +1,4 @@
-"""Tests suffix decoding: its index and its drafts against a search through the text, and what of them is verified and
-scored."""
+"""Tests suffix decoding: its index and its drafts against a search through the text, and what is scored."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def suffix(text: list[int]) -> SuffixDecoding:
 
 
 def continuations(text: list[int], size: int, n: int) -> list[list[int]]:
-    """Return the `n` tokens after every earlier occurrence of the last `size`, latest first; past the end
-    they repeat."""
+    """Return the `n` tokens after every earlier occurrence of the last `size`, latest first."""
     found = []
     for start in range(len(text) - size - 1, -1, -1):
         if text[start : start + size] == text[len(text) - size :]:

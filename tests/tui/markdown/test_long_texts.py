@@ -18,8 +18,7 @@ pytestmark = pytest.mark.slow
 SIZE = 24_000
 VIEW = View(80, TextStyles())
 MAX_PARSED = 6 * (MAX_OPEN + STEP)
-"""Characters between two keys: an open block with what has come is parsed for its end, for a place to cut it, and to be
-shown."""
+"""Characters between two keys: an open block is parsed for its end, for a place to cut it, and to be shown."""
 MAX_WRAPPED = 4 * (MAX_OPEN + STEP)
 
 

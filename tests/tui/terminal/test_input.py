@@ -1,5 +1,4 @@
-"""Tests what a terminal may send: it becomes keys, text, pastes and mouse events, or nothing; never an error, never a
-keyboard that is dead."""
+"""Tests what a terminal may send: it becomes keys, text, pastes and mouse events, or nothing; never an error."""
 
 from __future__ import annotations
 
