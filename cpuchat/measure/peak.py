@@ -197,7 +197,7 @@ def measure(
     found = run_probe(command, cancelled, seconds * rounds + _PATIENCE)
     rates = tuple(float(rate) for rate in found.get("rounds", ()))
     if not rates or max(rates) <= 0:
-        raise ProbeFailed("The measuring process returned no result.")
+        raise ProbeFailed("Other programs left the cores no time to read memory.", "Measure again when they are done.")
     return ReadBandwidth(chosen, max(rates), rates, tuple(float(share) for share in found.get("shares", ())))
 
 

@@ -29,7 +29,7 @@ CPUS = own_cpus()[:2]
 
 
 def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
-    return measure(cpus, **{"seconds": 0.02, "rounds": 2, **more})
+    return measure(cpus, **{"seconds": 0.2, "rounds": 2, **more})
 
 
 def test_the_process_that_measures_is_small() -> None:
