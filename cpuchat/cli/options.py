@@ -34,7 +34,10 @@ def setting(key: str, help: str = "") -> Decorator:
     name, words, default = f"{declared.section}__{declared.name}", declared.words, declared.default
     is_switch = isinstance(default, bool)
     shown = ("on" if default else "off") if is_switch else default
-    help = f"{help or declared.help} Default: {shown}." if shown not in (None, "") else help or declared.help
+    help = help or declared.help
+    if " to " in declared.limits:
+        help = f"{help.removesuffix('.')} ({declared.limits})."
+    help += f" Default: {shown}." if shown not in (None, "") else ""
     if is_switch:
         flags = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
         return click.option(flags, name, is_flag=True, default=None, help=help)
@@ -148,7 +151,8 @@ def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settin
         return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = settings.explained(error)
-        raise UsageError(f"{key}: {reason}.") from None
+        is_given = values.get(key.replace(".", "__")) is not None
+        raise UsageError(f"{settings.DECLARED[key].option if is_given else key}: {reason}.") from None
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, str]:

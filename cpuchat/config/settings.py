@@ -205,7 +205,7 @@ class SpeechSection(SettingsSection):
     """Reading aloud."""
 
     answers: Annotated[bool, Setting("Read answers aloud", "while they are written (Ctrl+S)")] = False
-    speed: Annotated[float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", is_option=True)] = 1.0
+    speed: Annotated[float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed", is_option=True)] = 1.0
 
 
 class UiSection(SettingsSection):
@@ -220,8 +220,8 @@ class UiSection(SettingsSection):
 
 
 class ModelSection(SettingsSection):
-    """`last` is what the app opened last ("" = the demo model): a file, or the address of a model on a server. It is
-    remembered in `state.json`."""
+    """`last` is the model used last ("" = the demo model), in `state.json`: the file that app, `ask`, `serve` or `why`
+    loaded, or the address of a model on a server that the app opened."""
 
     last: str = ""
     folders: Annotated[list[str], Setting("Model folders", "searched for GGUF files, one per line")] = []
@@ -293,6 +293,17 @@ class DeclaredSetting:
     def takes_effect(self) -> str:
         """Return "load" or "start" if it waits for that, "" if it counts from the next answer."""
         return self.words.takes_effect or ("load" if self.section == "engine" else "")
+
+    @property
+    def limits(self) -> str:
+        """`0 to 100` or `0 or more`; "" where there is no limit, or one that only keeps it inside 64 bits."""
+        info = msgspec.inspect.type_info(self.type)
+        if isinstance(info, msgspec.inspect.UnionType):  # may be unset
+            info = next(one for one in info.types if not isinstance(one, msgspec.inspect.NoneType))
+        low, high = getattr(info, "ge", None), getattr(info, "le", None)
+        if low is None:
+            return ""
+        return f"{low:g} or more" if high is None or high >= 1 << 53 else f"{low:g} to {high:,.10g}"
 
     @property
     def wanted(self) -> str:
@@ -422,8 +433,9 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     field, colon, rest = reason.partition(": ")
     if colon and field.isidentifier():  # a rule of a whole section, which names the field
         key, reason = f"{key}.{field}".lstrip("."), rest
-    if "matching regex" in reason and key in DECLARED:
-        reason = f"must be {DECLARED[key].wanted}"
+    declared = DECLARED.get(".".join(key.split(".")[-2:]))  # a preset's begins with its name
+    if declared is not None and any(rule in reason for rule in ("<=", ">=", "matching regex")):
+        reason = f"must be {declared.wanted or declared.limits}"
     return key, f"{reason[:1].lower()}{reason[1:]}"
 
 

@@ -60,9 +60,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     kernels: Annotated[
         Kernels, Setting("Kernels", "auto = cpuchat's where they are measured to be faster", is_option=True)
     ] = "auto"
-    poll: Annotated[
-        int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep, 0 to 100")
-    ] = 50
+    poll: Annotated[int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep")] = 50
     prefill_share: Annotated[
         float,
         Meta(ge=0.1, le=1.0),

@@ -48,7 +48,7 @@ def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monk
         (("no-such-file.md",), "Cannot read no-such-file.md"),
         (("🎉", "-o", "never.wav"), "Nothing to read aloud"),
         (("Hello", "-o", "no/such/folder/a.wav"), "is not a folder"),
-        (("Hello", "--speed", "9"), "speech.speed"),
+        (("Hello", "--speed", "9"), "--speed: must be 0.5 to 2."),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], told: str) -> None:

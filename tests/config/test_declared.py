@@ -71,10 +71,10 @@ def test_one_declaration_reaches_form_command_line_file_and_worker(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     arrived = json.loads(done.stdout)
     assert arrived["form"] == ["Turbo"] and arrived["limits"] == "0 to 9"
-    assert "--turbo-mode N Turbo: 0 = off." in arrived["help"]
+    assert "--turbo-mode N Turbo: 0 = off (0 to 9)." in arrived["help"]
     assert arrived["option"] == 2 and arrived["source"] == {"engine.turbo_mode": "--turbo-mode"}
     assert arrived["file"] == "[engine]\nturbo_mode = 7\n"
-    assert "engine.turbo_mode: expected `int` <= 9" in arrived["refused"]
+    assert "engine.turbo_mode: must be 0 to 9" in arrived["refused"]
     assert arrived["default"] == 4 and arrived["worker"] == 7
     assert arrived["reload"] is True
 

@@ -37,7 +37,7 @@ def test_what_a_preset_sets_replaces_the_settings() -> None:
     ("text", "said"),
     [
         ("[a]\ntemperature = 1", "a: object contains unknown field `temperature`"),
-        ("[a]\nsampling = { temperature = 11 }", "a.sampling.temperature: expected `float` <= 10"),
+        ("[a]\nsampling = { temperature = 11 }", "a.sampling.temperature: must be 0 to 10"),
         ("a = 1", "a: not a table"),
         ("[a", "is not valid TOML"),
     ],

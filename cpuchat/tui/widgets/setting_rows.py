@@ -38,14 +38,11 @@ _TAB_OF_SECTION = {
 
 @dataclass(frozen=True)
 class Field(DeclaredSetting):
-    """One setting in the form. `low`/`high` are inclusive; `choices` only for kind "choice". A setting whose `default`
-    is None may be empty: then it is as the model has it.
-    """
+    """One setting in the form. `choices` only for kind "choice". A setting whose `default` is None may be empty: then
+    it is as the model has it."""
 
     kind: Kind = "line"
     choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
 
     @classmethod
     def of(cls, key: str) -> Field:
@@ -53,7 +50,6 @@ class Field(DeclaredSetting):
         declared = DECLARED[key]
         kind: Kind = "line"
         choices: tuple[str, ...] = ()
-        low = high = None
         info = msgspec.inspect.type_info(declared.type)
         if isinstance(info, msgspec.inspect.UnionType):  # may be unset
             info = next(one for one in info.types if not isinstance(one, msgspec.inspect.NoneType))
@@ -62,15 +58,15 @@ class Field(DeclaredSetting):
                 kind = "switch"
             case msgspec.inspect.LiteralType():
                 kind, choices = "choice", get_args(get_args(declared.type)[0])  # as written: msgspec sorts them
-            case msgspec.inspect.IntType(ge=low, le=high):
+            case msgspec.inspect.IntType():
                 kind = "whole"
-            case msgspec.inspect.FloatType(ge=low, le=high):
+            case msgspec.inspect.FloatType():
                 kind = "number"
             case msgspec.inspect.ListType():
                 kind = "lines"
             case _:
                 kind = "theme" if key == "ui.theme" else "text" if declared.name.endswith("prompt") else "line"
-        return cls(**vars(declared), kind=kind, choices=choices, low=low, high=high)
+        return cls(**vars(declared), kind=kind, choices=choices)
 
     @property
     def label(self) -> str:
@@ -120,15 +116,6 @@ class Field(DeclaredSetting):
         noun = "a whole number" if self.kind == "whole" else "a number"
         limits = self.limits
         return f"needs {noun}" + (f" {'of' if limits.endswith('more') else 'from'} {limits}" if limits else "")
-
-    @property
-    def limits(self) -> str:
-        """`0 to 100` or `0 or more`; "" where there is no limit, or one that only keeps it inside 64 bits."""
-        if self.low is None:
-            return ""
-        if self.high is None or self.high >= 1 << 53:
-            return f"{self.low:g} or more"
-        return f"{self.low:g} to {self.high:,.10g}"
 
     @property
     def default_shown(self) -> str:
