@@ -64,6 +64,7 @@ _DEFAULTS, _OPTIONS = Settings(), LoadOptions()
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
 _WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+_PUNCTUATION = re.compile(r"[:_ -]+")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
 _FIGURES = frozenset({"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"})
 _LARGE = 1e12  # bytes of weights that no cache holds
@@ -215,6 +216,9 @@ def read_machine(file: Path) -> MachineSpec:
     for key in _FIGURES & table.keys():
         if isinstance(table[key], int | float) and not isinstance(table[key], bool):
             table[key] = {"value": table[key]}
+        if isinstance(table[key], dict):
+            basis = "measured" if key in ("measured", "decode") else "estimate"
+            table[key] = {"basis": basis, "source": f"of {file.name}"} | table[key]
     for key in table.keys() & {"fitted", "draft_factor", "free_gb"}:
         raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
     table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
@@ -270,18 +274,21 @@ def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> P
     name, quantization, problem = text, "", None
     try:
         name, quantization = _divided(text)
-    except UsageError as error:  # or it is a name of Ollama's: `qwen3:8b`
+    except UsageError as error:  # or it is a name as Ollama has them: `qwen2.5-coder:7b`
         problem = ModelNotFound(error.message, error.hint)
     if quantization and (planned := _known(name, quantization, catalog, chosen)) is not None:
         return planned
     try:
         return from_header(read_model(Library(chosen.model.folders).resolve(text)), options=chosen.load_options())
     except ModelNotFound as error:
-        if problem is not None or name.lower().endswith(".gguf"):
-            raise problem or error from None
+        if name.lower().endswith(".gguf"):
+            raise
         missing = error.message
-    words = _words(name) or {name}
-    found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
+    words, beginning = _words(name) or {name}, _PUNCTUATION.sub("", name.lower())
+    found = [entry for entry in catalog.models if _PUNCTUATION.sub("", entry.id).startswith(beginning)]
+    found = found or [entry for entry in catalog.models if words <= _words(entry.id)]
+    if not found and problem is not None and not name.lower().endswith("b"):  # as the size of a model does
+        raise problem
     if len(found) == 1:
         return models_here(catalog, chosen, quantization).get(found[0].id) or from_catalog(found[0], quantization)
     if found:

@@ -177,7 +177,7 @@ def machine_figures(machine: MachineSpec) -> Lines:
 
 def _figure(figure: Figure, unit: str) -> str:
     span = f" ({figure.low:g}–{figure.high:g})" if figure.low and figure.high else ""
-    basis = "" if figure.source.startswith(figure.basis) else f"{figure.basis}: "  # of a probe: `measured, 2 cores`
+    is_told = figure.source.startswith((figure.basis, "of "))  # of a probe: `measured, 2 cores`; else `of lab.toml`
     is_exact = figure.basis != "measured" or figure.value == int(figure.value)
     value = f"{figure.value:,g}" if is_exact else units.rate(figure.value)
-    return f"{value}{unit}{span}, {basis}{figure.source}"
+    return f"{value}{unit}{span}, " + (figure.source if is_told else f"{figure.basis}: {figure.source}")

@@ -10,6 +10,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.plan import MachineSpec, all_machines, find_machine, find_model, machines, read_machine
+from cpuchat.present.plan import machine_figures
 from tests.costs.made_up import decode_rate
 
 OWN = """
@@ -19,7 +20,7 @@ cpu = "zen4"
 cores = 48
 clock_ghz = 3.1
 memory_gb = { value = 384, source = "12 × 32 GB" }
-measured = { value = 350, low = 340, high = 360, basis = "measured", source = "cpuchat probe" }
+measured = { value = 350, low = 340, high = 360, source = "cpuchat probe" }
 """
 
 
@@ -45,9 +46,10 @@ def test_a_machine_of_your_own(tmp_path: Path) -> None:
     file = tmp_path / "lab.toml"
     file.write_text(OWN)
     machine = read_machine(file)
-    assert machine.name == "Lab server"
-    assert machine.read_gbs.value == 350
     assert machine.cores.value == 48
+    shown = dict(machine_figures(machine))
+    assert (shown["cores"], shown["memory"]) == ("48, of lab.toml", "384 GB, estimate: 12 × 32 GB")
+    assert shown["read bandwidth"] == "350 GB/s (340–360), measured: cpuchat probe"
     assert decode_rate(machine.profile(), find_model("8b", load_catalog()).work) > 30
     file.write_text(OWN.replace("measured =", "theoretical ="))
     assert read_machine(file).read_gbs.value == pytest.approx(0.8 * 350)

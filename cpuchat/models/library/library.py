@@ -235,6 +235,7 @@ class Library:
         if not found and ":" in text:
             name, _, quant = text.lower().rpartition(":")
             found = [model for model in self._models_named(name.split()) if _is_quantized(model, quant.upper())]
+            found = found or self._models_named([*name.split(), quant])  # as Ollama names it: `qwen2.5-coder:1.5b`
         usable = [model for model in found if not model.damaged]
         return grouped([model for model in usable if not only_drafts(model)] or usable or found)
 
