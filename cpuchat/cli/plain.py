@@ -223,8 +223,6 @@ class PlainChat:
 
     def _end_load(self, event: events.LoadEnded) -> None:
         if not isinstance(event.last, ModelLoaded):
-            if not isinstance(event.last, Failed):
-                self._terminal.note("Load stopped.")
             return
         model = event.last.model
         facts = model.server or f"{model.n_threads} threads", f"context {model.n_ctx:,} tokens" if model.n_ctx else ""

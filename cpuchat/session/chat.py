@@ -16,6 +16,7 @@ from cpuchat.protocol.messages import (
     ContextTrimmed,
     Failed,
     GenerationFinished,
+    LoadCancelled,
     LoadProgress,
     ModelLoaded,
     Tool,
@@ -63,11 +64,12 @@ class ChatSession:
         """What answers may call. The answer that runs may have it."""
         self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
-        self.leaving = self.is_calibrating = False
+        self.is_calibrating = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
         conversation.on_save_problem = lambda: self.listen(events.Changed("saving"))
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
+        self._before: Source | None = None  # to be loaded again where a load fails or is stopped
         self._is_awaited = False
         self._held = False  # the last answer failed: what is queued waits for the user
         self._approval: asyncio.Future[Choice] | None = None
@@ -186,7 +188,8 @@ class ChatSession:
         await self.conversation.stop()
 
     async def finish(self) -> None:
-        """Stop what runs, and wait until its last text is shown and stored."""
+        """Stop what runs, and wait until its last text is shown and stored; nothing is loaded after it."""
+        self._before = None
         await self.stop_background()
         if self._leave is not None:
             self._leave()
@@ -245,18 +248,22 @@ class ChatSession:
 
     # Models
 
-    def load(self, source: Source) -> None:
-        """Load a model; if that fails, the one before is loaded again."""
+    def load(self, source: Source, again: bool = False) -> None:
+        """Load a model; if that fails or is stopped, the one before is loaded again."""
         if self.refuse_while_busy("load another model"):
             return
-        before = self.loaded_source
+        self._before = self.loaded_source if self.loaded_source != source else None
         self.source, self.loaded = source, False
         self.failed_loads.pop(source, None)
 
         async def run() -> None:
-            last = await self._load_one(source)
-            if isinstance(last, Failed) and before not in (None, source) and not self.leaving:
+            last, before = await self._load_one(source, again), self._before
+            if isinstance(last, Failed) and before is not None:
                 await self._load_one(before, again=True)
+            elif isinstance(last, LoadCancelled) and before is not None:
+                asyncio.get_running_loop().call_soon(self.load, before, True)  # what is stopped begins nothing more
+            elif isinstance(last, LoadCancelled):
+                self.tell("Load stopped. Your next message restarts it.")
 
         self._run(Activity.LOADING, run())
 

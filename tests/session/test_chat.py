@@ -113,7 +113,7 @@ async def test_a_message_that_was_not_stored_is_returned() -> None:
         assert session.take_back_all() == [message]
 
 
-async def test_a_load_that_is_stopped_leaves_no_model_until_the_next_message() -> None:
+async def test_a_load_that_is_stopped_goes_on_with_the_next_message_or_the_model_before() -> None:
     gate = Gate()
     backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
     async with session_of(backend, load=False) as (session, heard):
@@ -125,9 +125,18 @@ async def test_a_load_that_is_stopped_leaves_no_model_until_the_next_message() -
         await session.settled()
         assert session.activity is Activity.NONE and not session.loaded
         assert isinstance(heard.of(events.LoadEnded)[-1].last, LoadCancelled)
+        assert "Load stopped. Your next message restarts it." in heard.notices
         gate.open()
         await answered(session, "Hello")
         assert contents(session) == ["Hello", "Hello there."]
+        backend.load_steps = [other := Gate(), ModelLoaded(model=MODEL)]
+        session.load(OTHER)
+        await other.reached.wait()
+        await session.stop()
+        other.open()
+        await session.settled()
+        assert heard.of(events.LoadBegun)[-1].again
+        assert session.loaded and session.source == Path(MODEL.path)
 
 
 async def test_what_cannot_be_done_while_an_answer_is_written_says_when_it_can() -> None:

@@ -15,7 +15,7 @@ from textual.worker import Worker
 from cpuchat.config.servers import Source
 from cpuchat.models.gguf.header import known_as
 from cpuchat.present import answers
-from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded, PrefillProgress
+from cpuchat.protocol.messages import Failed, LoadProgress, ModelLoaded, PrefillProgress
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.events import SessionEvent, Severity
@@ -126,7 +126,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         with contextlib.suppress(ScreenStackError):  # after an error, which has ended the screens; the text is put
             self._composer.unqueue()
         self._composer.save_draft()
-        self.session.leaving = self.services.leaving
         await self.session.finish()
 
     async def interrupt(self) -> bool:
@@ -174,8 +173,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                     self.notify(f"Loading {known_as(event.source)} again.", markup=False)
             case PrefillProgress():
                 self.figures.show_with_text()
-            case events.LoadEnded(last=LoadCancelled()):
-                self.tell("Load stopped. Your next message restarts it.")
             case events.LoadEnded(last=ModelLoaded()):
                 if problem := self.conversation.draft_problem:
                     self.tell(problem, "error")
