@@ -35,8 +35,8 @@ from cpuchat.telemetry.machine import ROUGH
 
 Fit = Literal["fits", "tight", "too large"]
 TOO_LARGE = "does not fit: weights would be read from disk"
-TOO_SLOW = 1.0
-"""tok/s below which a model counts as too slow: a paragraph takes minutes."""
+TOO_SLOW = 0.95
+"""tok/s below which a model, shown as ≈0.9 or less, counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 _MUCH = 0.02  # of a factor that a model has of its own, from which it is told
 _N_CTX = 8192  # of a load, unless the settings or the model say otherwise
@@ -110,7 +110,7 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
 
     @property
     def too_slow(self) -> bool:
-        """Return whether it would be loaded, but write less than one token per second."""
+        """Return whether it would be loaded, but write less than about one token per second."""
         return self.tok_s is not None and self.tok_s < TOO_SLOW
 
 

@@ -29,6 +29,7 @@ from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.settings import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import PromptInput
 from cpuchat.tui.widgets.setting_rows import SettingRow
 from tests.support.chat_app import SMALL, RunningApp, counting, loaded, running
@@ -109,10 +110,12 @@ def test_what_a_keymap_cannot_have_is_named_and_left_out() -> None:
 
 
 async def test_a_key_that_was_moved_works_and_is_in_help_and_a_setting_that_is_none_is_named() -> None:
-    write_keymap('[chat]\ndownloads = "ctrl+b"\n')
+    write_keymap('[chat]\ndownloads = "ctrl+b"\ncompare = ""\n')
     paths.settings_file().write_text("[engine]\nturbo = 1\n")
     async with loaded() as app:
         await app.told("no setting named engine.turbo")
+        await app.until(lambda: app.app.screen.query_one(KeyFooter).keys)
+        assert "compare" not in [one.description for one in app.app.screen.query_one(KeyFooter).keys]
         await app.press("ctrl+b")
         await app.opens(ModelsScreen)
         await app.press("escape", "f1")

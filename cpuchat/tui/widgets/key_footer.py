@@ -13,6 +13,8 @@ from textual import events
 from textual.screen import Screen
 from textual.widget import Widget
 
+from cpuchat.tui.keys import unbound
+
 
 class ShownKey(NamedTuple):
     """A key, and what the footer says about it."""
@@ -62,7 +64,7 @@ class KeyFooter(Widget):
             return
         shown: dict[str, ShownKey] = {}
         for _, binding, enabled, _ in self.screen.active_bindings.values():
-            if binding.show and binding.action not in shown:
+            if binding.show and binding.action not in shown and not binding.key.startswith(unbound("")):
                 display = self.app.get_key_display(binding)
                 shown[binding.action] = ShownKey(binding.key, display, binding.description, enabled)
         found = list(shown.values())
