@@ -33,17 +33,17 @@ those without a key. [`keymap.toml`](settings.md#keys) changes them, by the name
 """
 
 
-def _listed(command: click.Command | None, path: str) -> Iterator[tuple[str, str, str]]:
+def _listed(command: click.Command | None, path: str, width: int = 110) -> Iterator[tuple[str, str, str]]:
     """Yield the path of `command` and of those below it, the line of each in `--help`, and its own `--help`."""
     assert command is not None
     command = copy.copy(command)
     vars(command)["_help_option"] = None  # click keeps that of the first context, which another test may have made
-    context = click.Context(command, info_name=path, terminal_width=110, help_option_names=["-h", "--help"])
+    context = click.Context(command, info_name=path, terminal_width=width, help_option_names=["-h", "--help"])
     yield path, "", command.get_help(context)
     if not isinstance(command, LazyGroup):
         return
     for name, (_, _, text) in command.by_name.items():
-        (_, _, help), *below = _listed(command.get_command(context, name), f"{path} {name}")
+        (_, _, help), *below = _listed(command.get_command(context, name), f"{path} {name}", width)
         yield from [(f"{path} {name}", text, help), *below]
 
 
@@ -90,6 +90,11 @@ PAGES = {"commands.md": commands_page, "keys.md": keys_page}
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_program_says(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "python -m tests.test_reference writes it."
+
+
+def test_help_fits_into_80_columns() -> None:
+    too_long = [line for *_, help in _listed(cli, "cpuchat", 80) for line in help.splitlines() if len(line) > 80]
+    assert too_long == []
 
 
 def test_the_rooms_are_those_of_the_import_contracts() -> None:

@@ -42,15 +42,13 @@ Examples:
   cpuchat ask --preset review "$(git diff)"
   cpuchat ask --tools files "Where is the port of the server set?"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
-  cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
+  cpuchat ask --json-schema person.json "Who wrote Faust?" | jq .name
 
 Options go before the question: from its first word that is no option on, all belongs to it. One that looks like an
 option goes after --: cpuchat ask -- --help me. Options default to those of --preset, then to config.toml. The answer
 goes to standard output, everything else to standard error. Ctrl+C stops and keeps the partial answer. Control
-characters in the answer are replaced by visible ones, also in pipes and files; --json escapes them.
-
-Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 5 not enough memory, 6 question longer than the
-context, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl+C; all: cpuchat docs commands."""
+characters in the answer are replaced by visible ones, also in pipes and files; --json escapes them. Exit codes:
+cpuchat docs commands."""
 
 
 @click.command(cls=TextCommand, epilog=_EPILOG)
@@ -63,10 +61,7 @@ context, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl
 )  # fmt: skip
 @click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read.")
 @click.option("--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed.")
-@options.section_options("sampling")
-@options.setting("chat.max_tokens")
-@options.setting("chat.reasoning")
-@options.setting("chat.reasoning_budget")
+@options.section_options("chat", "sampling")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times.")
 @click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema.")
 @click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF).")
@@ -75,20 +70,10 @@ context, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl
 @click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors.")
 def ask(
-    question: tuple[str, ...],
-    model: str | None,
-    server: str | None,
-    system: str | None,
-    files: tuple[str, ...],
-    raw: bool,
-    stop: tuple[str, ...],
-    json_schema: str | None,
-    grammar: str | None,
-    as_json: bool,
-    show_reasoning: bool,
-    quiet: bool,
-    **values: Any,
-) -> int:
+    question: tuple[str, ...], model: str | None, server: str | None, system: str | None, files: tuple[str, ...],
+    raw: bool, stop: tuple[str, ...], json_schema: str | None, grammar: str | None, as_json: bool,
+    show_reasoning: bool, quiet: bool, **values: Any,
+) -> int:  # fmt: skip
     """Ask one question and print the answer as it is written.
 
     QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before.

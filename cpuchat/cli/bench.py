@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpuchat.bench.results import Report
     from cpuchat.bench.run import Bench
 
-_EPILOG = f"""\b
+_EPILOG = """\b
 Examples:
   cpuchat bench demo demo-q4
   cpuchat bench big.gguf --drafters off,auto,draft:4 --prompts code,chat
@@ -42,10 +42,7 @@ Each cell is warmed up and measured in at least 3 rounds; every other round runs
 prints what was measured. Markdown goes to standard output, progress to standard error.
 
 With --diff, OLD and NEW are files that --json wrote. A difference counts if it exceeds 2 % and what such rounds differ
-by; where that cannot be told, it says what the rounds could have shown, and how many show 5 %.
-
-Exit codes: 1 slower than before (--diff), 2 wrong usage or settings, 3 no such model, {MeasureFailed.exit_code} some
-cells were not measured, {Interrupted.exit_code} stopped by Ctrl+C."""
+by; where that cannot be told, it says what the rounds could have shown, and how many show 5 %."""
 
 
 def _list(flag: str, help: str, kind: click.ParamType = click.STRING) -> Any:
@@ -70,11 +67,9 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
 @_list("--threads", "Compute threads; 0 = automatic.")
 @click.option("--cores", multiple=True, metavar="LIST", help="Compute cores, repeatable: auto, all, 0-7, l3:0, 4/l3.")
 @click.option(
-    "--memory-policies",
-    multiple=True,
-    metavar="POLICY",
+    "--memory-policies", multiple=True, metavar="POLICY",
     help="NUMA memory policies, repeatable: auto, local, interleave, bind:0.",
-)
+)  # fmt: skip
 @_list("--kv-types", "KV cache types: f16, q8_0; K and V apart: q8_0/f16.")
 @_list("--flash-attn", "auto, on, off.")
 @_list("--prompts", "Kinds of built-in prompts: code, summary, maths, chat. Default: all.", _KINDS)
@@ -83,24 +78,15 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
 @_list("--pp", "Prefill of N random tokens, as llama-bench's -p.", _TOKENS)
 @_list("--tg", "Decoding of N random tokens, as llama-bench's -n.", _TOKENS)
 @_list("--depth", "Tokens in the KV cache before --pp and --tg. Default: 0.", click.IntRange(0, 10_000_000))
-@click.option("--rounds", type=click.IntRange(3, 1000), default=3, metavar="N", help="Rounds, at least 3. Default: 3.")
+@click.option("--rounds", type=click.IntRange(3, 1000), default=3, metavar="N", help="Rounds. Default: 3.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; tests and rates have llama-bench's field names.")
 @file_option(
     "--diff", metavar="OLD NEW", help="Compare with an earlier --json file; exit code 1 if a figure is slower."
 )
 def bench(
-    models: tuple[str, ...],
-    as_json: bool,
-    diff: Path | None,
-    rounds: int,
-    tokens: int,
-    prompts: list[Kind],
-    pp: list[int],
-    tg: list[int],
-    depth: list[int],
-    users: list[int],
-    **lists: Sequence[str],
-) -> int:
+    models: tuple[str, ...], as_json: bool, diff: Path | None, rounds: int, tokens: int, prompts: list[Kind],
+    pp: list[int], tg: list[int], depth: list[int], users: list[int], **lists: Sequence[str],
+) -> int:  # fmt: skip
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """

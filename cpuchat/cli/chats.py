@@ -87,8 +87,8 @@ def list_chats(as_json: bool) -> None:
 
 _EXPORT_EPILOG = """\b
 Examples:
-  cpuchat chats export -o chats.json          all chats, to be imported elsewhere
-  cpuchat chats export 1f3a -o chat.md        the open branch of one chat, to be read
+  cpuchat chats export -o chats.json          all, to be imported elsewhere
+  cpuchat chats export 1f3a -o chat.md        one, its open branch to read
   cpuchat chats export 1f3a 77c0 > two.json
 
 JSON has all branches, settings and figures; `cpuchat chats import` reads it without loss. Times are in seconds since

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   cpuchat compare demo demo-q4                              in the app
-  cpuchat compare demo demo-q4 "What is quantization?"      both answers, the table and why
-  cpuchat compare owner/repo:Q8_0 owner/repo:Q4_K_M --rounds 3 "Hello" > report.txt
+  cpuchat compare demo demo-q4 "What is quantization?"      answers and why
+  cpuchat compare qwen:q8_0 qwen:q4_k_m --rounds 3 "Hello" > report.txt
   cpuchat compare demo,threads=1 demo,threads=2 "Hello"
   cpuchat compare demo demo,drafters=draft --json "Hello"
 
@@ -53,21 +53,15 @@ Exit code 27: no verdict, because other programs were using the cores; --json sa
 @click.argument("a")
 @click.argument("b")
 @click.argument("prompt", nargs=-1)
-@click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds, 1 to 100. Default: 1.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds. Default: 1.")
 @setting("chat.max_tokens")
 @click.option("--no-agreement", is_flag=True, help="Do not let each side predict both answers, token by token.")
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when all rounds are complete.")
 def compare(
-    a: str,
-    b: str,
-    prompt: tuple[str, ...],
-    rounds: int,
-    no_agreement: bool,
-    system: str | None,
-    as_json: bool,
+    a: str, b: str, prompt: tuple[str, ...], rounds: int, no_agreement: bool, system: str | None, as_json: bool,
     **values: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Let A and B answer the same prompt, and say which is faster and why.
 
     PROMPT may also come from standard input. Without one, the app opens on the comparison.

@@ -16,6 +16,11 @@ _ELSEWHERE = {
     "info": "show", "run": "ask", "start": "serve", "server": "serve", "benchmark": "bench",
 }  # fmt: skip
 """What other programs call commands."""
+_INSTEAD = {
+    "chats delete": "Delete it in the app: d in the list of chats (F8).",
+    "chats show": "Export it to be read: cpuchat chats export ID -o chat.md",
+}
+"""What is done otherwise here."""
 
 
 class SectionedCommand(click.Command):
@@ -62,15 +67,18 @@ class LazyGroup(SectionedCommand, click.Group):
         module, attribute, _ = self.by_name[cmd_name]
         return getattr(importlib.import_module(module), attribute)
 
-    def similar(self, name: str) -> list[str]:
-        """Return the commands, also of its groups, that someone who typed `name` may have meant."""
+    def hint(self, path: str, name: str) -> str:
+        """Return what someone who typed `name` after `path` may have meant, commands of its groups too; or ""."""
         wanted = _ELSEWHERE.get(name.lower(), name.lower())
         known = list(self.by_name)
         for group, (module, attribute, _) in self.by_name.items():
             inner = getattr(importlib.import_module(module), attribute) if attribute == group else None
             known += [f"{group} {one}" for one in inner.by_name] if isinstance(inner, LazyGroup) else []
         exact = [one for one in known if one.rpartition(" ")[2] == wanted]
-        return exact or difflib.get_close_matches(name.lower(), self.by_name)
+        close = exact or difflib.get_close_matches(name.lower(), self.by_name)
+        meant = f"Did you mean {' or '.join(f'{path} {one}' for one in close)}?" if close else ""
+        listed = f"Its commands: {', '.join(self.by_name)}." if path.count(" ") else ""
+        return _INSTEAD.get(f"{self.name} {wanted}", meant or listed)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

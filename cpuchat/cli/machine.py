@@ -31,7 +31,7 @@ _PROBE_EPILOG = """\b
 Examples:
   cpuchat probe
   cpuchat probe --cores l3:0-1
-  cpuchat probe --cores node:0 --memory-policy bind:1    one NUMA node reading another one
+  cpuchat probe --cores node:0 --memory-policy bind:1    node 0 reads node 1
   cpuchat probe --json | jq .all_cores.bytes_per_s
 
 Takes about 30 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
@@ -135,9 +135,7 @@ Examples:
   cpuchat doctor
   cpuchat doctor --json | jq '.findings[] | select(.level == "problem")'
 
-Nothing is changed, and nothing is measured: `cpuchat probe` does that.
-
-Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 wrong usage or settings."""
+Nothing is changed, and nothing is measured: `cpuchat probe` does that."""
 
 
 @click.command(epilog=_DOCTOR_EPILOG)

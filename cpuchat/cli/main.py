@@ -41,18 +41,19 @@ _COMMANDS = {
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "docs": ("cpuchat.cli.docs", "docs", "Read the manual."),
+    "completion": ("cpuchat.cli.completion", "completion", "Complete commands, models and files by Tab."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
 }
 
 _EPILOG = """\b
 Examples:
-  cpuchat                                     chat in the terminal
-  cpuchat --model demo                        chat with the bundled demo model, a toy that knows this manual
-  cpuchat --model ~/models/qwen.gguf          chat with this model
-  cpuchat --server http://127.0.0.1:8080      chat with what a llama-server, vLLM or Ollama serves
-  cpuchat --plain                             chat in lines of text, for screen readers
-  cpuchat ask "Why is the sky blue?"          answer on standard output
-  cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
+  cpuchat                                  chat in the terminal
+  cpuchat -m demo                          the bundled model, a toy
+  cpuchat -m ~/models/qwen.gguf            a model of yours
+  cpuchat --server http://127.0.0.1:8080   a model on a server
+  cpuchat --plain                          lines of text, for screen readers
+  cpuchat ask "Why is the sky blue?"       answer on standard output
+  cpuchat compare demo demo-q4 "Hello"     which is faster, and why
 
 A model is a GGUF file, or a part of its name in `cpuchat models list` that no other model has (qwen, qwen:q8_0). Until
 one has been chosen, the bundled demo model is used. Exit codes: cpuchat docs commands."""
@@ -100,13 +101,8 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
     for param in ctx.command.params if ctx.invoked_subcommand is not None else ():
         name = param.name or ""
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            value = ctx.params[name]
-            flag, shown = param.opts[0], " ".join(value) if isinstance(value, tuple) else value
-            raise UsageError(
-                f"{flag} before a command applies to the chat app only.",
-                f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} "
-                f"{'' if value is True else shown}".rstrip(),
-            )
+            hint = _after_command(ctx.obj, str(ctx.invoked_subcommand))
+            raise UsageError(f"{param.opts[0]} before a command applies to the chat app only.", hint)
     if ctx.invoked_subcommand is not None or plain:  # the app says it itself
         from cpuchat.config.settings import unknown_keys
 
@@ -123,6 +119,12 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
     return open_app(model, values, server=server)
 
 
+def _after_command(given: Sequence[str], command: str) -> str:
+    words = list(given)
+    words.remove(command)
+    return f"Put it after the command: {shlex.join(['cpuchat', command, *words])}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Never raises."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -133,13 +135,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["HOME"] = "/"
     _heed_ctrl_c()
     with cleaned_output():
+        if (wanted := os.environ.get("_CPUCHAT_COMPLETE")) and not arguments:  # the script of `cpuchat completion`
+            from cpuchat.cli.completion import complete
+
+            return complete(cli, wanted)
         return _run(arguments)
 
 
 def _run(given: Sequence[str]) -> int:
-    arguments = list(given)  # without a text at their end, once it is known (`TextCommand`)
+    line = [*given[1:], "--help"] if given[:1] == ["help"] else ["--version"] if given == ["version"] else given
+    arguments = list(line)  # without a text at their end, once it is known (`TextCommand`)
     try:
-        result = cli.main(args=list(given), prog_name="cpuchat", standalone_mode=False, obj=arguments)
+        result = cli.main(args=list(line), prog_name="cpuchat", standalone_mode=False, obj=arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -202,11 +209,13 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
     message = error.format_message()
     if isinstance(error, NoSuchOption):
         message = f"No such option: {error.option_name}"
+        if ctx is not None and ctx.parent is None and (later := [one for one in arguments if one in _COMMANDS]):
+            hint = _after_command(arguments, later[0])
     wrong, words = getattr(error, "command_name", ""), " ".join(arguments)  # the former since click 8.4
     command = ctx.command_path if ctx is not None else ""
-    if wrong and ctx is not None and isinstance(ctx.command, LazyGroup) and (close := ctx.command.similar(wrong)):
-        hint = f"Did you mean {' or '.join(f'{command} {one}' for one in close)}?"
-    if wrong.lower().endswith(".gguf") or "/" in wrong:
+    if wrong and ctx is not None and isinstance(ctx.command, LazyGroup):
+        hint = ctx.command.hint(command, wrong) or hint
+    if wrong.lower().endswith(".gguf") or "/" in wrong or wrong.startswith("demo"):
         hint = f"Open a model with -m: cpuchat -m {wrong}"
     elif (
         " " in words

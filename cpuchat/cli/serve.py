@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  cpuchat serve                                    the model used last, on http://127.0.0.1:8080/v1
+  cpuchat serve                      the model used last, on port 8080
   cpuchat serve ~/models/qwen.gguf --port 9000 --idle-unload 30
   CPUCHAT_SERVE_TOKEN="$(cat ~/.cpuchat-token)" cpuchat serve --host 0.0.0.0
-  curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+  curl -s http://127.0.0.1:8080/v1/chat/completions \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
 
 Requests beyond --parallel wait; clients take turns. Each answer at once takes a KV cache of --ctx tokens; beside others
@@ -58,42 +59,28 @@ class _Parallel(click.ParamType):
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model", required=False, metavar="[MODEL]")
-@click.option("--host", default="127.0.0.1", help="Address to listen on. Default: 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="Port; 0 = a free one. Default: 8080.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, metavar="N", help="0 = a free one. Default: 8080.")
 @click.option(
     "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
 )
 @click.option("--queue", type=click.IntRange(0, 1000), default=16, help="Queue length. Default: 16.", metavar="N")
 @click.option(
-    "--parallel",
-    type=_Parallel(),
-    default=1,
-    metavar="N",
+    "--parallel", type=_Parallel(), default=1, metavar="N",
     help="Answers at once, each with a context of its own; auto: up to 4 if memory allows. Default: 1.",
-)
+)  # fmt: skip
 @click.option(
-    "--idle-unload",
-    type=click.FloatRange(0, 100_000),
-    default=0,
-    metavar="MINUTES",
+    "--idle-unload", type=click.FloatRange(0, 100_000), default=0, metavar="MINUTES",
     help="Unload the model when it is idle for so long; the next request loads it again. Default: 0 = never.",
-)
+)  # fmt: skip
 @click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none.")
 @setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit.")
 @section_options("engine", "speculation")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors.")
 def serve(
-    model: str | None,
-    host: str,
-    port: int,
-    alias: tuple[str, ...],
-    queue: int,
-    parallel: int,
-    idle_unload: float,
-    cors_origin: tuple[str, ...],
-    quiet: bool,
-    **values: Any,
-) -> int:
+    model: str | None, host: str, port: int, alias: tuple[str, ...], queue: int, parallel: int, idle_unload: float,
+    cors_origin: tuple[str, ...], quiet: bool, **values: Any,
+) -> int:  # fmt: skip
     """Serve a model over HTTP to other programs, in OpenAI's and Anthropic's dialects, with llama-server's timings.
 
     MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.

@@ -8,6 +8,7 @@ import itertools
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
@@ -15,7 +16,7 @@ from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDi
 from cpuchat.base.processes import stop_job
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import Source
-from cpuchat.config.settings import Settings
+from cpuchat.config.settings import Settings, update_state
 from cpuchat.present.answers import context_trimmed, reconnecting
 from cpuchat.present.tools import title
 from cpuchat.protocol.messages import (
@@ -123,9 +124,9 @@ class Session:
             begin(self.conversation.stop())
 
     async def load(self, path: Source, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
-        """Start the worker and load a model; see `Conversation.load_model`. Raises Interrupted: Ctrl+C; CpuchatError:
-        the model, or (`strict`) its draft model, cannot be used.
-        """
+        """Start the worker and load a model, which is then the one used last unless it is on a server; see
+        `Conversation.load_model`. Raises Interrupted: Ctrl+C; CpuchatError: the model, or (`strict`) its draft model,
+        cannot be used."""
         info: ModelInfo | None = None
         stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
         async with contextlib.aclosing(stream) as events:
@@ -137,6 +138,9 @@ class Session:
                     raise Interrupted("Stopped before the model was loaded.")
         if info is None or self.interrupted:
             raise Interrupted("Stopped before the first token.")
+        if isinstance(path, Path) and str(path) != self.conversation.settings.model.last:
+            with contextlib.suppress(OSError):  # a full disk: everything else works
+                await asyncio.to_thread(update_state, {"last": str(path)})
         return info
 
     async def stream(

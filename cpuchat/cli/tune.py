@@ -12,7 +12,7 @@ from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 
 _EPILOG = """\b
 Examples:
-  cpuchat tune                          the model that was used last
+  cpuchat tune                          the model used last
   cpuchat tune qwen.gguf
   cpuchat tune qwen.gguf --undo
 

@@ -15,13 +15,11 @@ from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_t
 
 _EPILOG = """\b
 Examples:
-  cpuchat why                          the model that was used last, as the app loads it
+  cpuchat why                          the model used last
   cpuchat why qwen.gguf --json > today.json
 
 Proofs are read after the load and a short test answer: from llama.cpp's buffers and log, and from /proc. "no effect" is
-a setting that does nothing here, ✗ marks what does not work as set. `cpuchat tune` measures which settings are faster.
-
-Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such model, 5 does not fit."""
+a setting that does nothing here, ✗ marks what does not work as set. `cpuchat tune` measures which are faster."""
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuchat.config import settings
 from tests.cli.program import HANG_GUARD, PLAIN, refused, run, start
 from tests.support.edited_gguf import edited
 from tests.support.stores import ollama
@@ -43,6 +44,7 @@ def test_a_model_of_ollama_goes_by_its_name(tiny_model: Path, tmp_path: Path) ->
 def test_the_answer_is_on_stdout_its_figures_on_stderr_and_json_has_both(tiny_model: Path) -> None:
     done = asked(tiny_model, "Hello")
     assert done.returncode == 0, done.stderr
+    assert settings.load().model.last == str(tiny_model)  # which `ask` without a model, `serve` and the app take next
     assert done.stdout.strip() and done.stdout.endswith("\n") and "tok/s" not in done.stdout
     last = done.stderr.splitlines()[-1]
     assert last.startswith("16 tokens · ") and "first token" in last and "new, 0 cached)" in last

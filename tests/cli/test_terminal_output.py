@@ -91,15 +91,6 @@ def test_escape_characters_of_an_answer_never_reach_the_terminal(
     assert screen.text() == "␛]0;owned␇ hello ␛[2J\n"
 
 
-def test_a_pipe_gets_the_answer_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-    terminal = TerminalOutput(quiet=True)
-    for piece in ("a\x1b", "[1m\r", "\nb"):
-        terminal.answer(piece)
-    terminal.end_answer()
-    assert out.getvalue() == "a␛[1m\nb\n"
-
-
 def errors_on(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> TerminalOutput:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", screen.stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import subprocess
@@ -37,27 +36,37 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ask", "--top-p", "3", "q"], ["sampling.top_p", "<= 1"]),
-        (["ask", "--ctx", "5", "q"], ["engine.ctx: 5 is below the minimum of 256", "0 = automatic"]),
+        (["ask", "--top-p", "3", "q"], ["--top-p: must be 0 to 1."]),
+        (["ask", "--max-tokens", "-1", "q"], ["--max-tokens: must be 0 or more."]),
+        (["ask", "--ctx", "5", "q"], ["--ctx: 5 is below the minimum of 256", "0 = automatic"]),
         (["ask", "--threads", "100000", "q"], ["100,000 threads", "CPUs"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
         (["ask", "--stop", "", "q"], ["--stop"]),
         (["ask", "--json-schema", "a", "--grammar", "b", "q"], ["exclude each other"]),
         (["ask", "--json-schema", "a", "--stop", "x", "q"], ["--stop cannot be used"]),
-        (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
+        (["ask", "--cores", "few", "q"], ["--cores", "l3:0-3"]),
         (["ask", "--server", "127.0.0.1:80", "q"], ["127.0.0.1:80", "http"]),
         (["ask", "--server", "http://user:secret@host", "q"], ["must not contain a password"]),
         (["ask", "--server", "http://127.0.0.1:9", "--threads", "1", "q"], ["engine.threads"]),
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
+        (["ask", "--ctx-size", "q"], ["No such option: --ctx-size.", "Did you mean --ctx? See"]),
+        (["ask", "--cache-type", "q"], ["Did you mean --cache-type-k or --cache-type-v? See"]),
         (["ask"], ["No question"]),
         (["docs", "nothing"], ["no page 'nothing'", "first-model"]),
         (["nothing"], ["nothing", "cpuchat --help"]),
         (["chat"], ["chat", "Did you mean cpuchat chats?"]),
+        (["help", "nothing"], ["nothing", "cpuchat --help"]),
+        (["demo"], ["cpuchat -m demo"]),
+        (["tune", "-m", "demo"], ["Name the model without -m: cpuchat tune [MODEL]."]),
+        pytest.param(["--temperature", "0", "ask", "q"], ["command: cpuchat ask --temperature 0 q"], id="too-early"),
+        pytest.param(["chats", "foo"], ["Its commands: list, export, import."], id="no-subcommand"),
+        (["chats", "rm", "x"], ["d in the list of chats"]),
+        (["chats", "show", "x"], ["cpuchat chats export ID -o chat.md"]),
         (["pull", "x"], ["Did you mean cpuchat models download?"]),
         (["models", "inspect", "x"], ["Did you mean cpuchat models show?"]),
         (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
-        (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
+        (["-m", "demo", "ask", "Why is it?"], ["cpuchat ask -m demo 'Why is it?'"]),
         pytest.param(["ask", "-"], ["No question"], id="dash"),
         pytest.param(["ask", os.fsdecode(b"caf\xe9")], ["UTF-8"], id="no-text"),
         (["ask", "--file", "gone.txt", "q"], ["Cannot read gone.txt: No such file or directory."]),
@@ -76,6 +85,10 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["plan", "--on", "all"], ["needs a MODEL"]),
         (["plan", "70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"], ["exceed the context"]),
         (["plan", "70b", "--machines"], ["takes only --json"]),
+        pytest.param(["ask", "-q", "--verbose", "tar?"], [": cpuchat ask -q -- --verbose 'tar?'\n"], id="no-option"),
+        (["compare", "demo", "demo-q4", "-x=5"], [": cpuchat compare -- demo demo-q4 -x=5\n"]),
+        (["what", "is", "this"], [": cpuchat ask what is this\n"]),
+        (["why", "is", "the", "sky", "blue"], [": cpuchat ask why is the sky blue\n"]),
         ([], ["terminal", "cpuchat ask"]),
     ],
 )
@@ -105,15 +118,6 @@ def test_a_model_that_is_not_there_ends_with_3(line: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"), [("--ctx-size", "--ctx"), ("--cache-type", "--cache-type-k or --cache-type-v")]
-)
-def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
-    assert f"No such option: {wrong}. Did you mean {meant}? See" in " ".join(run("ask", wrong, "q").stderr.split())
-    done = run("ask", "--json", wrong, "q")
-    assert done.stderr == "" and json.loads(done.stdout)["error"]["code"] == "usage"
-
-
-@pytest.mark.parametrize(
     ("arguments", "question", "options"),
     [
         (["-5", "+", "3?"], "-5 + 3?", {}),
@@ -123,9 +127,6 @@ def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
         (["-mdemo", "--temperature=0", "a", "--stop"], "a --stop", {"model": "demo", "sampling__temperature": 0}),
         (["--no-mlock", "--system", "-x", "--", "--find", "--", "it"], "--find -- it",
          {"engine__mlock": False, "system": "-x"}),
-    ],
-    ids=[
-        "dash", "unknown-option", "words-in-quotes", "cluster", "attached-value", "end-of-options",
     ],
 )  # fmt: skip
 def test_all_from_the_first_word_that_is_no_option_is_the_question(
@@ -146,25 +147,28 @@ def test_where_the_text_begins_and_options_behind_one_that_is_quoted() -> None:
     assert "'no-such' on this machine" in run("ask", "Why?", "-m", "no-such").stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["ask", "-q", "--verbose", "in tar?"], "cpuchat ask -q -- --verbose 'in tar?'"),
-        (["compare", "demo", "demo-q4", "-x=5"], "cpuchat compare -- demo demo-q4 -x=5"),
-        (["what", "is", "this"], "cpuchat ask what is this"),
-        (["why", "is", "the", "sky", "blue"], "cpuchat ask why is the sky blue"),
-    ],
-    ids=["ask", "compare", "no-command", "why"],
-)
-def test_the_line_to_type_for_a_text_is_named(arguments: list[str], line: str) -> None:
-    assert refused(2, *arguments).endswith(f": {line}\n")
-
-
 def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
     done = run("ask", "-m", "no-such", "What does", "--json", "print?")
     assert done.stdout == ""  # no JSON was asked for
     assert "cpuchat: --json is part of the text here: options go before it.\n" in done.stderr
     assert "is part of" not in run("ask", "-m", "no-such", "--", "What does", "--json", "print?").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("mod", "plain,models"), ("ask --temp", "plain,--temperature"), ("serve demo-q", "plain,demo-q4"),
+        ("ask --file notes", "file,notes"), ("ask Why? --no-such ./x", "file,./x"),
+    ],
+)  # fmt: skip
+def test_tab_completes_commands_options_models_and_files(
+    line: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "_CPUCHAT_COMPLETE=bash_complete" in run("completion", "bash").stdout
+    monkeypatch.setenv("_CPUCHAT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"cpuchat {line}")
+    monkeypatch.setenv("COMP_CWORD", str(1 + line.count(" ")))
+    assert run().stdout.split() == [found]
 
 
 def test_input_that_is_no_text_is_refused() -> None:

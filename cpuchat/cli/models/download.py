@@ -36,11 +36,11 @@ from cpuchat.telemetry.units import size
 
 _DOWNLOAD_EPILOG = """\b
 Examples:
-  cpuchat models download qwen2.5-1.5b-instruct               an id from `cpuchat models catalog`
+  cpuchat models download qwen2.5-1.5b-instruct    an id of the catalog
   cpuchat models download Qwen/Qwen2.5-1.5B-Instruct-GGUF
   cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q8_0
   cpuchat models download https://huggingface.co/OWNER/NAME/blob/main/x.gguf
-  cpuchat models download ggml-org/gpt-oss-20b-GGUF:eagle3-gpt-oss-20b-Q8_0      a draft head
+  cpuchat models download ggml-org/gpt-oss-20b-GGUF:eagle3-gpt-oss-20b-Q8_0
 
 Default quantization: Q4_K_M, or the nearest available. Files go into the Hugging Face cache (HF_HOME, HF_HUB_CACHE) and
 are verified against the SHA-256 that Hugging Face publishes. An interrupted download resumes from its last byte."""
@@ -147,7 +147,7 @@ async def _download(repository: Repository, model: RepoModel, terminal: Terminal
 _CATALOG_EPILOG = """\b
 Examples:
   cpuchat models catalog                 list all
-  cpuchat models catalog qwen3           list those that match: name, family, publisher or repository
+  cpuchat models catalog qwen3           by name, family or publisher
   cpuchat models download qwen3-8b       download it from its first repository
 
 FIT and TOK/S are estimated from the file size; `models download` computes them from the header first. Add your own
@@ -206,11 +206,9 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def _row(
-    model: CatalogModel,
-    expected: Prediction | None,
-    here: Mapping[str, Mapping[str, int]],
+    model: CatalogModel, expected: Prediction | None, here: Mapping[str, Mapping[str, int]],
     recommended: Mapping[str, str],
-) -> tuple[str, ...]:
+) -> tuple[str, ...]:  # fmt: skip
     purpose_of = recommended.get(model.id, "")
     star = f" ★ {purpose_of}".removesuffix(" chat") if purpose_of else ""
     marks = f"{star}{' ○' * (model.id in here)}{' ?' * ('repo' not in model.verified)}"

@@ -63,16 +63,9 @@ has TYPE already, only the matrices change whose types are given. Ctrl+C deletes
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 def quantize(
-    source: str | None,
-    kind: str | None,
-    out: Path | None,
-    as_list: bool,
-    output: str | None,
-    embedding: str | None,
-    threads: int,
-    allow_requantize: bool,
-    force: bool,
-) -> None:
+    source: str | None, kind: str | None, out: Path | None, as_list: bool, output: str | None, embedding: str | None,
+    threads: int, allow_requantize: bool, force: bool,
+) -> None:  # fmt: skip
     """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT.
 
     Runs at low priority in its own process.
