@@ -104,11 +104,11 @@ class ComparisonRun:
 
     async def run(self, prompt: str, *, agrees: bool) -> int:
         """Returns the exit code."""
-        from cpuchat.cli.session import each_interrupt
+        from cpuchat.cli.session import each_interrupt, workers_stop_too
 
         comparison = self._comparison
         try:
-            with each_interrupt(self._interrupt):
+            with each_interrupt(self._interrupt), workers_stop_too(*comparison.conversations):
                 await comparison.ask(prompt)
                 self._end_text()  # of a side that failed
                 self._stream = False
@@ -189,7 +189,7 @@ class ComparisonRun:
         rows = [*table(words.rows(figures, comparison.names), right=(1, 2, 3)), ""] if figures.rows else []
         said = [[line for sentence in part for line in paragraph(sentence)] for part in (above, below)]
         lines = [*said[0], *rows, *said[1]]
-        if turn.rounds and (found := turn.rounds[-1].agreement) is not None:
+        if (found := turn.agreement) is not None:
             lines += [f"  {line}" for line in words.places(found, comparison.names)]
         if (choice := words.choice(comparison, turn)) is not None:
             lines += ["", *(line for one in choice[1] for line in paragraph(one))]

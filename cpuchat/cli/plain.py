@@ -21,7 +21,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.cli.app import opening
 from cpuchat.cli.options import keeping_backend
 from cpuchat.cli.output import error_text, is_terminal
-from cpuchat.cli.session import begin, each_interrupt, error_of, show_state, tell_notes, worker_stops_too
+from cpuchat.cli.session import begin, each_interrupt, error_of, show_state, tell_notes, workers_stop_too
 from cpuchat.cli.terminal import Phrases, TerminalOutput
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config import settings
@@ -174,7 +174,7 @@ class PlainChat:
     async def _settle(self, begin: Coroutine[Any, Any, None]) -> None:
         """Begin something, and wait until nothing runs; Ctrl+C stops it. Lines that are typed meanwhile are next."""
         await begin
-        with each_interrupt(self._interrupt), worker_stops_too(self._chat.conversation):
+        with each_interrupt(self._interrupt), workers_stop_too(self._chat.conversation):
             await self._chat.settled()
         self._presses = 0
 

@@ -13,7 +13,6 @@ from typing import Any, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.base.processes import stop_job
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings, update_state
@@ -33,7 +32,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.session.conversation import Conversation
+from cpuchat.session.conversation import Conversation, stop_with_workers
 
 T = TypeVar("T")
 
@@ -59,15 +58,10 @@ def each_interrupt(press: Callable[[int], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def worker_stops_too(conversation: Conversation) -> Iterator[None]:
-    """Let Ctrl+Z stop the worker as well, which is in a process group of its own. Use from the event loop."""
-
-    def stop() -> None:
-        pid = conversation.backend.pid
-        conversation.was_stopped(stop_job([pid] if pid is not None else []))
-
+def workers_stop_too(*conversations: Conversation) -> Iterator[None]:
+    """Let Ctrl+Z stop the workers as well. Use from the event loop."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTSTP, stop)
+    loop.add_signal_handler(signal.SIGTSTP, stop_with_workers, conversations)
     try:
         yield
     finally:
@@ -107,7 +101,7 @@ class Session:
 
     async def __aenter__(self) -> Self:
         self._stack.enter_context(each_interrupt(self._on_interrupt))
-        self._stack.enter_context(worker_stops_too(self.conversation))
+        self._stack.enter_context(workers_stop_too(self.conversation))
         return self
 
     async def __aexit__(self, *_: object) -> None:

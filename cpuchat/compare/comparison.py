@@ -55,6 +55,7 @@ class Comparison:
         self.names = short_names(*sides)
         self._library = library or Library(settings.model.folders)
         self.runners = tuple(Runner(side, side.settings(settings), backend(), self._library) for side in sides)
+        self.conversations = tuple(runner.conversation for runner in self.runners)
         self.turns: list[Turn] = []
         self.in_turn = ""
         self.files: FilePair | None = None
@@ -153,7 +154,7 @@ class Comparison:
     async def close(self) -> None:
         """End both workers."""
         await self.stop()
-        await asyncio.gather(*(runner.conversation.close() for runner in self.runners))
+        await asyncio.gather(*(one.close() for one in self.conversations))
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Continue a comparison that was kept: its answers become the histories of both sides."""

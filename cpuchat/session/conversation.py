@@ -17,6 +17,7 @@ import msgspec
 
 from cpuchat.backend.base import Backend
 from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.processes import stop_job
 from cpuchat.chats.history import Attach, ChatHistory, request_messages
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.chats.saving import UNSAVED
@@ -433,15 +434,10 @@ class Conversation:
         keeps_all = len(messages) > 1 and (choice == "stop" or (choice == "compact" and can_summarize))
         self.kept_all = keeps_all and not more.get("continues")  # else summarizing makes room, and answers again
         return Generate(
-            messages=request_messages(self.chat.system_prompt, messages),
-            **self.in_effect.sampling.request_options(),
-            **self.in_effect.chat.request_options(),
-            when_full="refuse_early" if keeps_all else "drop",
-            state=StateKey(chat=self.chat.id),
-            speculation=self.speculation,
-            output=self.output,
-            **more,
-        )
+            messages=request_messages(self.chat.system_prompt, messages), **self.in_effect.sampling.request_options(),
+            **self.in_effect.chat.request_options(), when_full="refuse_early" if keeps_all else "drop",
+            state=StateKey(chat=self.chat.id), speculation=self.speculation, output=self.output, **more,
+        )  # fmt: skip
 
     async def _choose_draft(self, target: Source, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
         """Return the draft model and a note about it; sets `draft_problem`. A server chooses its own."""
@@ -503,6 +499,13 @@ async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> 
                 history.messages = [marked if one.id == asked.id else one for one in history.messages]
             return await history.put_answer(stop_reason=event.code)
     return await history.put_answer()
+
+
+def stop_with_workers(conversations: Sequence[Conversation]) -> None:
+    """Stop as on Ctrl+Z, the workers too, which are in process groups of their own. No figure counts that time."""
+    seconds = stop_job([pid for one in conversations if (pid := one.backend.pid) is not None])
+    for one in conversations:
+        one.was_stopped(seconds)
 
 
 def _recommended(model: Path) -> Recommended:

@@ -283,9 +283,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         super().end_by(number)
         self.services.leaving = True
 
-    def worker_groups(self) -> list[int]:
-        return [backend.pid for backend in self.services.backends if backend.pid is not None]
-
     async def _end(self) -> None:
         """Close the jobs and the conversation, once. An error in one does not prevent closing the others."""
         if self._ended:

@@ -192,7 +192,7 @@ class Services:
             if saved:
                 self._app.notify(saved)
         except OSError as error:
-            if self.conversation.history.store.is_saved:
+            if self.conversation.history.store.unsaved is None:
                 folder = paths.shown(Path(str(error.filename)).parent)
                 self._tell_unsaved(f"{folder}: {error.strerror}. It holds until you quit.")
         return with_changes(self.settings, changes)
@@ -220,14 +220,13 @@ class Services:
 
     def kill_workers(self) -> None:
         """Kill every worker; what is unsaved is lost."""
-        for backend in self.backends:
-            backend.kill()
+        for one in self.conversations:
+            one.backend.kill()
 
     @property
-    def backends(self) -> list[Backend]:
-        """Return the backends in use: of the chat and of a comparison's sides."""
-        runners = self.comparison.runners if self.comparison is not None else ()
-        return [self.conversation.backend, *(runner.conversation.backend for runner in runners)]
+    def conversations(self) -> tuple[Conversation, ...]:
+        """Return the conversations in use: of the chat and of a comparison's sides."""
+        return self.conversation, *(self.comparison.conversations if self.comparison is not None else ())
 
     async def close_comparison(self) -> None:
         """End its workers."""

@@ -34,8 +34,8 @@ from textual.message_pump import Callback, MessagePump
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
-from cpuchat.base.processes import stop_job
 from cpuchat.base.text import is_safe, replace_unsafe
+from cpuchat.session.conversation import stop_with_workers
 from cpuchat.tui.terminal.background import QUERY
 from cpuchat.tui.terminal.input import InputParser
 
@@ -129,7 +129,7 @@ class TerminalDriver(LinuxDriver):
         if not self.active:
             return
         self.suspend_application_mode()
-        self._job.conversation.was_stopped(stop_job(self._job.worker_groups()))
+        stop_with_workers(self._job.services.conversations)
         if not self._job.signalled:  # else the terminal is the shell's
             self._take_over()
 
