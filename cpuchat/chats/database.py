@@ -242,14 +242,14 @@ T = TypeVar("T")
 
 
 class Database:
-    """An open database; see `store.ChatStore`. `is_saved` is False for a copy in memory."""
+    """An open database; see `store.ChatStore`. `unsaved` is why it is a copy in memory, None where it is not."""
 
     def __init__(self, path: Path, *, or_in_memory: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._notices: list[str] = []
         self._erase_due = False
-        self.is_saved = True
+        self.unsaved: ChatsError | None = None
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in (path.name, *(path.name + side for side in SIDES)):
@@ -272,10 +272,10 @@ class Database:
             if not or_in_memory or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or is_damage(error):
                 raise problem from None
             try:
-                self._db, self.is_saved = self._opened(":memory:"), False
+                self._db, self.unsaved = self._opened(":memory:"), problem
             except (OverflowError, UnicodeError, sqlite3.Error):
                 raise problem from None
-            self._notices.append(f"{problem} Until then nothing is saved; /export writes a chat elsewhere.")
+            self._notices.append(f"{problem} Until you restart, nothing is saved; /export writes a chat elsewhere.")
 
     def _opened(self, place: Path | str) -> sqlite3.Connection:
         """Open a file, or in memory a copy of what the file has that cannot be written."""

@@ -41,8 +41,10 @@ def opened_store(*, to_read: bool = False) -> Iterator[ChatStore]:
     """Open the database, `to_read` also where it cannot be written; what was repaired in it is said on stderr. Raises
     ChatsError."""
     with contextlib.closing(ChatStore(paths.chats_db(), or_in_memory=to_read)) as store:
+        if store.unsaved is not None and not store.chats():  # not even read
+            raise store.unsaved
         yield store
-        for notice in store.take_notices():
+        for notice in store.take_notices() if store.unsaved is None else ():
             click.echo(f"cpuchat: {notice}", err=True)
 
 

@@ -291,13 +291,13 @@ def test_on_a_full_disk_what_can_be_read_is_copied_to_memory(path):
         with pytest.raises(ChatsError):
             ChatStore(path)
         with closing(ChatStore(path, or_in_memory=True)) as store:
-            assert texts(store) == ALL and "nothing is saved" in store.take_notices()[0] and not store.is_saved
+            assert texts(store) == ALL and "nothing is saved" in store.take_notices()[0] and store.unsaved is not None
             store.add_message(store.create_chat("m").id, "user", "More")
             assert texts(store) == [*ALL[:2], "More", *QUESTIONS]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     with closing(ChatStore(path)) as store:
-        assert texts(store) == ALL and store.is_saved
+        assert texts(store) == ALL and store.unsaved is None
 
 
 def test_a_file_of_another_layout_is_read_in_order_and_set_aside(path):

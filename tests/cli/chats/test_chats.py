@@ -67,6 +67,11 @@ def test_markdown(chats: list[Chat], tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_database_that_cannot_be_read_is_not_exported_as_an_empty_one() -> None:
+    paths.chats_db().mkdir(parents=True)
+    assert "not a regular file" in refused(11, "chats", "export")
+
+
 def test_an_unknown_or_ambiguous_id(chats: list[Chat]) -> None:
     assert "No chats have ids that begin with 'nowhere'" in refused(3, "chats", "export", "nowhere")
     with contextlib.closing(sqlite3.connect(paths.chats_db())) as db, db:
