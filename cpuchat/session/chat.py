@@ -268,12 +268,14 @@ class ChatSession:
         self._run(Activity.LOADING, run())
 
     def _loads_again(self, then: Callable[[], None] = lambda: None) -> bool:
-        """Load the model again if the open chat has another context than it was loaded with, and do `then` after it."""
+        """Load the model again if the open chat has another context than it was loaded with, and do `then` after it,
+        unless another chat is open by then."""
         if self.source is None or not self.conversation.wants_other_context:
             return False
         self.load(self.source)
         if (task := self._task) is not None:
-            task.add_done_callback(lambda _: then() if self.loaded else None)
+            chat_id = self.chat_id
+            task.add_done_callback(lambda _: then() if self.loaded and self.chat_id == chat_id else None)
         return True
 
     async def _load_one(self, source: Source, again: bool = False) -> AnyEvent | None:

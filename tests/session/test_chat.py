@@ -251,6 +251,27 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
         assert stopped_at[0] == 0 and session.is_idle
 
 
+async def test_a_chat_that_is_opened_during_a_load_for_another_is_not_answered_again() -> None:
+    backend, gate = ScriptedBackend(), Gate()
+    async with session_of(backend) as (session, _):
+        await answered(session, "First")
+        first = session.chat_id
+        session.new()
+        await session.set_options({"engine.ctx": 4096}, "")
+        await answered(session, "Second")
+        second = session.chat_id
+        assert first is not None and second is not None
+        await session.open(first)
+        backend.load_steps.insert(0, gate)
+        session.regenerate()
+        await gate.reached.wait()
+        await session.open(second)
+        gate.open()
+        await session.settled()
+        await answered(session, "Third")
+        assert [one.messages[-1].content for one in backend.requests] == ["First", "Second", "Third"]
+
+
 async def test_a_fork_is_a_chat_of_its_own() -> None:
     backend = ScriptedBackend([answer(text) for text in ("One.", "Two.", "Three.", "Four.")])
     async with session_of(backend) as (session, heard):
