@@ -296,7 +296,6 @@ def read_model(path: Path) -> GGUFHeader:
     return join_parts([header, *(read_header(part) for part in parts[1:])])
 
 
-@functools.lru_cache(256)
 def telling_name(name: str, other: str) -> str:
     """Return `name` of a header, or the `other` one that its file has: where it is none, a folder in which the model
     was made, or has neither a size nor a word of the other one, which has a size (`KL0.099` of `Qwen3.5-27B-Q8_0`)."""
@@ -305,6 +304,7 @@ def telling_name(name: str, other: str) -> str:
     return name if words and (words & others or _SIZED.search(name) or not _SIZED.search(other)) else other
 
 
+@functools.lru_cache(256)
 def known_as(source: Source) -> str:
     """Return the name of a model as people know it: the name that Ollama has for it, else the file's name without its
     ending; of a file that is named by its content alone, what its header says. It is read once."""
