@@ -97,15 +97,10 @@ class LocalBackend(ModelBackend):
             yield failure
             return
         command = LoadModel(
-            request_id=next(self._request_ids),
-            path=names[0],
-            cpus=placement.cpus,
-            roams=placement.roams,
-            options=options,
-            state_dir=names[1] if self._state_dir else "",
-            state_limit=self._state_limit,
+            request_id=next(self._request_ids), path=names[0], cpus=placement.cpus, roams=placement.roams,
+            options=options, state_dir=names[1] if self._state_dir else "", state_limit=self._state_limit,
             resumes=self.resumes,
-        )
+        )  # fmt: skip
         async with self._exchange(command) as exchange:
             while not exchange.finished:
                 event = await exchange.next_event()
@@ -127,7 +122,7 @@ class LocalBackend(ModelBackend):
             )
         others = [one.url or "in another terminal" for one in running_servers(or_apps=True) if one.pid != os.getpid()]
         if others:
-            notes += (f"cpuchat is running too ({', '.join(others)}): both share cores and memory.",)
+            notes += (f"cpuchat is running too ({', '.join(dict.fromkeys(others))}): they share cores and memory.",)
         model = msgspec.structs.replace(model, notes=notes)
         return ModelLoaded(model=with_peak(model, self.engine.memory_policy if self.engine is not None else ""))
 

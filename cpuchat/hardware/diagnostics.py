@@ -286,7 +286,7 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     peak = facts.peaks.all_cores
     if peak is None or peak.estimated:
         yield Finding(
-            "advice", UNMEASURED, "bandwidth utilization and ceilings need it",
+            "advice", UNMEASURED, "utilization and limits rest on an estimate until then",
             "`cpuchat probe` measures it in about 30 seconds; so does an idle chat.",
         )  # fmt: skip
         return

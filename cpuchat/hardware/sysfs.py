@@ -130,9 +130,10 @@ def cpuinfo_values(root: Path) -> dict[str, str]:
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         if colon:
-            values.setdefault(name.strip(), value.strip())
-        if name.strip() == "CPU part":  # of big and little cores the big one, which has the higher number
-            values["CPU part"] = max(values["CPU part"], value.strip())
+            name, value = name.strip(), value.strip()
+            known = values.setdefault(name, value)
+            if name == "CPU part":  # of big and little cores the big one, which has the higher number
+                values[name] = max(known, value)
     return values
 
 

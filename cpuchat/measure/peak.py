@@ -46,7 +46,7 @@ _FAR_BEYOND, _BEYOND = 8, 2
 PROBE_MODULE = "cpuchat.hardware.bandwidth.read_probe"
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
-BESIDE: Final = " beside other programs: a lower bound, and no passes"
+_BESIDE: Final = " beside other programs: a lower bound, and no passes"
 WINDOW_SECONDS: Final = 0.1
 """Length of a window in seconds. The best of many short ones is the peak: what shares the memory with this system, a
 host's other guests too, rarely leaves it alone for half a second, and decoding would come above the peak then."""
@@ -283,9 +283,7 @@ def survey(
     words = {sets[name]: what for name, what in names.items() if name in sets}
     found: dict[tuple[int, ...], ReadBandwidth] = {}
     for number, (some, what) in enumerate(words.items()):
-        beside = (
-            " beside other programs: a lower bound, and no passes" if any(o.disturbed for o in found.values()) else ""
-        )
+        beside = _BESIDE if any(one.disturbed for one in found.values()) else ""
         on_progress(number, len(words), what + beside)
         found[some] = measure(some, policy=policy, root=root)
         keep(found[some], policy, root=root)

@@ -225,7 +225,7 @@ class ModelHere:
     measured: float = 0.0
 
 
-def usual_here(machine: Machine) -> ModelHere:
+def usual_model_here(machine: Machine) -> ModelHere:
     """Return how fast a model of usual size is predicted to be."""
     from cpuchat.present.chats import predicted_4b
 

@@ -360,7 +360,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
                 path = services.library.resolve(last)
             if path is not None:
                 return machine.model_here(path, services.settings, services.library, loaded)
-            return machine.usual_here(this_machine(services.settings, root=self.reader.root))
+            return machine.usual_model_here(this_machine(services.settings, root=self.reader.root))
         return None
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
