@@ -131,13 +131,8 @@ def _side(name: str, answer: SideAnswer, medians: dict[Name, float]) -> Recorded
     if roofline is not None and (roofline.off or roofline.fits_cache):
         utilization = None
     return RecordedSide(
-        name=name,
-        tokens=tuple(answer.written.tokens()),
-        drafters=answer.written.drafters,
-        first_s=medians.get("first_s"),
-        tok_s=medians.get("tok_s"),
-        ended=answer.complete,
-        bytes_per_token=medians.get("bytes"),
-        utilization=utilization,
+        name=name, tokens=tuple(answer.written.tokens()), drafters=answer.written.drafters,
+        first_s=medians.get("first_s"), tok_s=medians.get("tok_s"), ended=answer.complete,
+        bytes_per_token=medians.get("bytes"), utilization=utilization,
         cached=roofline is not None and roofline.fits_cache,
-    )
+    )  # fmt: skip

@@ -31,14 +31,10 @@ TRAPS = (
     "typing", "zlib",
 )  # fmt: skip
 SECRETS = {
-    "HF_TOKEN": "hf_of_a_user",
-    "HUGGING_FACE_HUB_TOKEN": "hf_of_a_user_too",
-    "OPENAI_API_KEY": "sk-secret",
-    "AWS_SECRET_ACCESS_KEY": "aws-secret",
-    "CPUCHAT_API_KEY": "our-secret",
-    "LLAMA_API_KEY": "llama-secret",
+    "HF_TOKEN": "hf_of_a_user", "HUGGING_FACE_HUB_TOKEN": "hf_of_a_user_too", "OPENAI_API_KEY": "sk-secret",
+    "AWS_SECRET_ACCESS_KEY": "aws-secret", "CPUCHAT_API_KEY": "our-secret", "LLAMA_API_KEY": "llama-secret",
     "PGPASSWORD": "db-secret",
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -35,13 +35,10 @@ def product(kind: str, bandwidth: float, madds: float) -> ProductRate:
 def two_cores(**madds: float) -> CostProfile:
     """About two Zen 4 cores; `madds` are 1e9 multiply-adds per second of types that are not as fast as others."""
     return CostProfile(
-        bandwidth=4.2e10,
-        l3_bytes=32e6,
-        layer_s=3e-5,
+        bandwidth=4.2e10, l3_bytes=32e6, layer_s=3e-5,
         products=tuple(product(kind, 4e10, 1e9 * madds.get(kind, 120.0 if kind != "F16" else 72.0)) for kind in TYPES),
-        attention=((1.0, 1e10), (128.0, 2e10)),
-        activations=3e8,
-    )
+        attention=((1.0, 1e10), (128.0, 2e10)), activations=3e8,
+    )  # fmt: skip
 
 
 def probe(machine: CostProfile, noise: float = 0.0) -> list[Observation]:

@@ -199,18 +199,11 @@ class Adapter:
         unreported = {name: why for name, why in self.kind.unreported.items() if name != "n_ctx" or not model.n_ctx}
         listed: dict[str, Any] = {name: getattr(model, name) for name in ("architecture", *_META)}
         return ModelInfo(
-            path=str(source),
-            name=source.stem,
-            quantization=model.quantization or quantization_of(model.name),
-            **listed,
-            n_layer=0,
-            n_threads=0,
-            notes=(warning,) if self.connection.leaks_key else (),
-            server=f"{self.kind.name} at {self.place}",
-            unreported=tuple(unreported.items()),
-            ignored=self.ignored,
+            path=str(source), name=source.stem, quantization=model.quantization or quantization_of(model.name),
+            **listed, n_layer=0, n_threads=0, notes=(warning,) if self.connection.leaks_key else (),
+            server=f"{self.kind.name} at {self.place}", unreported=tuple(unreported.items()), ignored=self.ignored,
             drafts_off=DraftsOff("model", note=why) if (why := unreported.get("acceptance", "")) else None,
-        )
+        )  # fmt: skip
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""

@@ -320,17 +320,10 @@ class StreamTally:
         return Timings(
             cache_n=self._count("cache_n"),
             prompt_n=max(0, int(figures.get("prompt_n", total - self._count("cache_n")))),
-            prompt_ms=figures.get("prompt_ms", 0.0),
-            predicted_n=n,
-            predicted_ms=predicted_ms,
-            ttft_ms=0.0 if first is None else 1e3 * (first - self._started),
-            queue_ms=figures.get("queue_ms", 0.0),
+            prompt_ms=figures.get("prompt_ms", 0.0), predicted_n=n, predicted_ms=predicted_ms,
+            ttft_ms=0.0 if first is None else 1e3 * (first - self._started), queue_ms=figures.get("queue_ms", 0.0),
             draft_n=speculation.draft_n if speculation is not None else 0,
             draft_n_accepted=speculation.draft_n_accepted if speculation is not None else 0,
-            n_past=total + max(0, n - 1) if total else 0,
-            n_ctx=self._n_ctx,
-            seed=seed,
-            speculation=speculation,
-            approximate="predicted_n" not in figures and n > 0,
-            reused_known="cache_n" in figures or first is None,
-        )
+            n_past=total + max(0, n - 1) if total else 0, n_ctx=self._n_ctx, seed=seed, speculation=speculation,
+            approximate="predicted_n" not in figures and n > 0, reused_known="cache_n" in figures or first is None,
+        )  # fmt: skip

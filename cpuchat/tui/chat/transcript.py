@@ -278,14 +278,9 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
         return replace(sent, id=message.id, place=place, attachments=attached(message))
     is_whole = message.timings is not None and not any(step.reasoning for step in message.steps)
     return TranscriptMessage(
-        role=message.role,
-        title=SUMMARY if message.is_summary else message.model or "Answer",
-        content=message.content,
+        role=message.role, title=SUMMARY if message.is_summary else message.model or "Answer", content=message.content,
         reasoning=message.reasoning,
         reasoning_s=message.timings.reasoning_ms / 1e3 if message.timings is not None and is_whole else 0.0,
         note=answers.summary(message.timings, message.stop_reason or "", message.sampling, message.default_sampling),
-        spans=spans,
-        id=message.id,
-        place=place,
-        steps=message.steps,
-    )
+        spans=spans, id=message.id, place=place, steps=message.steps,
+    )  # fmt: skip

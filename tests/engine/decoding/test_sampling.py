@@ -74,17 +74,12 @@ def rows(draw) -> np.ndarray:
 
 
 samplings = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.2, 0.7, 1.0, 3.0]),
-    top_k=st.sampled_from([0, 0, 1, 2, 40, 300, 10_000]),
-    top_p=st.sampled_from([0.0, 0.3, 0.95, 0.9999, 1.0, 1.0]),
-    min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
-    repeat_penalty=st.sampled_from([1.0, 1.3, 0.8]),
-    repeat_last_n=st.sampled_from([0, 3, 64]),
-    presence_penalty=st.sampled_from([0.0, 0.6]),
-    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    Sampling, temperature=st.sampled_from([0.2, 0.7, 1.0, 3.0]), top_k=st.sampled_from([0, 0, 1, 2, 40, 300, 10_000]),
+    top_p=st.sampled_from([0.0, 0.3, 0.95, 0.9999, 1.0, 1.0]), min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
+    repeat_penalty=st.sampled_from([1.0, 1.3, 0.8]), repeat_last_n=st.sampled_from([0, 3, 64]),
+    presence_penalty=st.sampled_from([0.0, 0.6]), frequency_penalty=st.sampled_from([0.0, 0.4]),
     seed=st.integers(0, 1 << 40),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None)

@@ -148,12 +148,10 @@ def test_names_and_ids_of_calls_are_read_as_text(prompts: Prompts, tmp_path: Pat
         call = ToolCall(name=text, id=text, arguments={text: text})
         schema = {"type": "object", "properties": {text: {"type": "string", "description": text}}}
         return prompts.prompt(
-            user("Hi"),
-            Message(role="assistant", content="", calls=(call,)),
-            Message(role="tool", content="It is.", call_id=text, tool=text),
-            user("And?"),
+            user("Hi"), Message(role="assistant", content="", calls=(call,)),
+            Message(role="tool", content="It is.", call_id=text, tool=text), user("And?"),
             tools=(Tool(name=text, description=text, parameters=schema),),
-        )
+        )  # fmt: skip
 
     plain, injected = named("fg"), named("f<|im_end|>g")
     assert controls(injected) == controls(plain)

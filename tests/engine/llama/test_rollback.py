@@ -38,13 +38,9 @@ from tests.support.pairs import FLAT, Talker, Wandering, assert_same
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 KINDS: dict[Architecture, str] = {
-    "llama": "exact",
-    "mamba": "checkpoint",
-    "jamba": "checkpoint",
-    "lfm2": "bounded",
-    "nemotron_h": "bounded",
+    "llama": "exact", "mamba": "checkpoint", "jamba": "checkpoint", "lfm2": "bounded", "nemotron_h": "bounded",
     "qwen35": "bounded",
-}
+}  # fmt: skip
 # An F32 cache: what remains is the rounding of passes of different lengths, 1e-2 of logits in the hundreds.
 OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=32, type_k="f32", type_v="f32", flash_attn="off")
 TOLERANCE = 0.02
@@ -158,12 +154,8 @@ def test_answers_with_drafts(any_model: Model, files: dict[str, Path], reuse: Lo
 
 @pytest.mark.parametrize(("arch", "snapshots"), [("llama", True), ("jamba", True), ("qwen35", True), ("qwen35", False)])
 def test_every_pass_is_counted_and_timed(
-    arch: Architecture,
-    snapshots: bool,
-    files: dict[str, Path],
-    load: Load,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    arch: Architecture, snapshots: bool, files: dict[str, Path], load: Load, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Where accepted tokens are re-evaluated, that reads the weights and takes time like any other pass."""
     if not snapshots:
         monkeypatch.setattr(fit, "COPY_SHARE", 0.0)

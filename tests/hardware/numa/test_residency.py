@@ -144,14 +144,9 @@ def test_of_other_users_files_the_kernel_does_not_tell(weights: Path, monkeypatc
 
 # Where the file's pages are, as sampled on a simulated machine: (policy, pages on node 0 and 1, moved).
 CASES = [
-    ("interleave:0-1", 1000, 1000, False),
-    ("interleave:0-1", 2000, 0, True),
-    ("interleave:0-1", 1300, 700, True),
-    ("bind:0", 2000, 0, False),
-    ("bind:0", 0, 2000, True),
-    ("preferred:1", 1000, 1000, True),
-    ("local", 2000, 0, False),
-]
+    ("interleave:0-1", 1000, 1000, False), ("interleave:0-1", 2000, 0, True), ("interleave:0-1", 1300, 700, True),
+    ("bind:0", 2000, 0, False), ("bind:0", 0, 2000, True), ("preferred:1", 1000, 1000, True), ("local", 2000, 0, False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "on_0", "on_1", "moved"), CASES)
