@@ -230,7 +230,7 @@ def hidden(facts: DiagnosticFacts) -> Iterator[Finding]:
     if machine.virtual:
         fix = "Pass the host's CPU through: `-cpu host` in QEMU, host-passthrough in libvirt, type host in Proxmox."
     what = "The virtual machine hides" if machine.virtual else "The system hides"
-    evidence = f"{kind or machine.cpu_name} usually has {'it' if len(names) == 1 else 'them'}"
+    evidence = f"{kind or 'its host'} usually has {'it' if len(names) == 1 else 'them'}"
     yield Finding(_level_of(names), f"{what} {', '.join(names)}", evidence, fix)
 
 

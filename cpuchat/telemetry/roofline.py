@@ -131,8 +131,8 @@ class Reach:
 
 
 def _peak(model: ModelInfo, newest: Peak | None, read: float) -> Peak | None:
-    """Return the read bandwidth of the cores that compute: as measured, or what was
-    `read` if that is clearly more, unless caches may have helped."""
+    """Return the read bandwidth of the cores that compute: as known, or what was `read` if that is clearly more, unless
+    caches may have helped."""
     cpus = model.cpus or tuple(range(model.n_threads))
     known = Peak(model.peak_read, cpus, model.peak_at_least, model.peak_estimated)
     if newest is not None:
@@ -181,7 +181,7 @@ def roofline(
 ) -> Roofline:
     """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time.
 
-    Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them."""
+    Ceilings rest on the larger of the peak and of what `reach` says, so that no prediction exceeds them."""
     machine = machine or MachineSample()
     read, no_power = machine.bandwidth, machine.no_power or "power not read"
     watts = Metric.of(machine.power.watts if machine.power is not None else None, no_power)
@@ -207,7 +207,8 @@ def roofline(
     is_estimated = peak is not None and peak.estimated  # then memory is not said to limit it, nor not to
     by_memory = (None, None) if is_estimated else (plain.value, accepted.value)
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
-    off = "counter above the measured peak" if over_peak and not remark else ""  # although nothing else ran
+    of_peak = "estimated" if is_estimated else "measured"
+    off = f"counter above the {of_peak} peak" if over_peak and not remark else ""  # although nothing else ran
     if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
         off = f"above the memory peak: {_PARTLY_CACHED}"
     return Roofline(

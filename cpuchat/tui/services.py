@@ -193,8 +193,8 @@ class Services:
                 self._app.notify(saved)
         except OSError as error:
             if self.conversation.history.store.unsaved is None:
-                folder = paths.shown(Path(str(error.filename)).parent)
-                self._tell_unsaved(f"{folder}: {error.strerror}. It holds until you quit.")
+                where = f"{paths.shown(Path(error.filename).parent)}: " if error.filename else ""  # none on a full disk
+                self._tell_unsaved(f"{where}{error.strerror}. It holds until you quit.")
         return with_changes(self.settings, changes)
 
     def _tell_unsaved(self, text: str) -> None:
