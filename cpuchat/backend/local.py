@@ -17,7 +17,7 @@ from typing import TypeGuard, TypeVar
 import msgspec
 
 from cpuchat.backend.base import NO_MODEL, ModelBackend, place_here
-from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, WorkerProcess, spawn, watch_over
+from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, WorkerProcess, log_hint, spawn, watch_over
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
@@ -108,7 +108,7 @@ class LocalBackend(ModelBackend):
                     event = await asyncio.to_thread(self._described, event, placement)
                     self._model = event.model
                 elif _is_death(event):
-                    hint = f"The file may be damaged or too large for this machine. Log: {self.log_file}"
+                    hint = f"The file may be damaged or too large for this machine. {log_hint(self.log_file)}".strip()
                     event = await self._explained(msgspec.structs.replace(event, hint=hint))
                 yield event
 

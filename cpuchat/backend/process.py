@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, WorkerDied, WorkerStuck
 from cpuchat.base.processes import (
     child_environment,
@@ -273,7 +274,7 @@ class WorkerProcess:
             reason = exit_reason(status, tail, broken)
             remedy = _NO_INSTRUCTION if status == -signal.SIGILL else _NO_MEMORY if "OOM" in reason else ""
             message = f"The inference worker crashed: {reason}."
-            failure = Failed(code=WorkerDied.code, message=message, hint=f"{remedy}Log: {self.log}")
+            failure = Failed(code=WorkerDied.code, message=message, hint=f"{remedy}{log_hint(self.log)}".strip())
         self._end = failure
         for events in (self.events, *self._answers.values()):
             events.put_nowait(failure)
@@ -281,6 +282,14 @@ class WorkerProcess:
             if not counted.done():
                 counted.set_result(None)
         self._shutting_down.set()
+
+
+def log_hint(log: Path | None) -> str:
+    """Return where a worker's log is; "" for one without text, which tells nothing."""
+    try:
+        return f"Log: {paths.shown(log)}" if log is not None and log.stat().st_size else ""
+    except OSError:
+        return ""
 
 
 def _new_log(log_dir: Path) -> Path:

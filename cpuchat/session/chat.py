@@ -438,7 +438,7 @@ class ChatSession:
             return
         if not self.messages:
             self.tell("There is nothing to summarize yet.")
-        else:
+        elif not self._loads_again(self.summarize):
             self._run(Activity.SUMMARIZING, self._compact())
 
     async def _answer_last(self) -> Failed | None:

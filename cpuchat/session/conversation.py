@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -106,7 +107,8 @@ class Conversation:
         self.activity = ActivityOwner()
         self._path: Source | None = None
         self._stopped_ms: dict[str, float] = {}  # in each phase of the running answer
-        self._own_context: int | None = None  # of the chat that the model was loaded in
+        self._own_context: int | None = None  # of the chat that the model was loaded in, also if it has crashed
+        self._usual_context = 0  # which the loaded model has in chats without one of their own, once it is known
         self._name = ""
 
     @property
@@ -152,9 +154,16 @@ class Conversation:
 
     @property
     def wants_other_context(self) -> bool:
-        """Return whether the chat has another context of its own than the one that the model was loaded in."""
-        is_here = self.model is not None and not self.model.server
-        return is_here and self._own_context != self.options.own.get("engine.ctx")
+        """Return whether the chat has another context of its own than the one that the model was loaded in, or will be
+        after a crash."""
+        return isinstance(self._path, Path) and self._own_context != self.options.own.get("engine.ctx")
+
+    @property
+    def n_ctx(self) -> int:
+        """Return the context that the chat has, or will have once its next message loads the model again; 0: unknown"""
+        loaded = self.model.n_ctx if self.model is not None else 0
+        own = self.options.own.get("engine.ctx") or self._usual_context
+        return own or loaded if self.wants_other_context else loaded
 
     @property
     def model_name(self) -> str:
@@ -173,7 +182,10 @@ class Conversation:
             self.meter.expect(self.speculation)
             if self.model is None:
                 self.meter.unloaded()
-        return self.meter.figures(self.clock())
+        figures = self.meter.figures(self.clock())
+        if figures.n_ctx.value and self.wants_other_context:
+            return replace(figures, n_ctx=replace(figures.n_ctx, value=self.n_ctx))
+        return figures
 
     def was_stopped(self, seconds: float) -> None:
         """Leave out of the figures of an answer that its worker was stopped while it was written."""
@@ -229,7 +241,8 @@ class Conversation:
         not measure what passes cost, and takes no draft model that would need it. Raises UsageError: something is
         running; DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used."""
         with self.activity.streaming(Activity.LOADING):
-            self._path = path
+            if path != self._path:
+                self._path, self._usual_context = path, 0
             self.tuned = self.recommended = None
             on_server = isinstance(path, ServerModel)
             self.tuned = None if on_server else await asyncio.to_thread(find_tuned, path)
@@ -254,6 +267,8 @@ class Conversation:
                             self.meter.observe(event, self.clock())
                             if isinstance(event, ModelLoaded):  # a chat may have been opened before
                                 self.meter.in_context(self.history.n_past)
+                                if self._own_context is None:
+                                    self._usual_context = event.model.n_ctx
                             yield event
                 if failed is None:
                     return

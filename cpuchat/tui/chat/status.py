@@ -45,7 +45,7 @@ class StatusLine(Widget):
         self._name_end = 0  # of the model, in cells
         self._model: ModelInfo | None = None
         self._state = self._progress = ""  # the latter is shown with the figures, which have the same share
-        self._used = 0
+        self._used = self._n_ctx = 0
         self._engine: EngineInfo | None = None
         self._drafting = DraftingFigures()
         self._n_tools = 0
@@ -78,7 +78,7 @@ class StatusLine(Widget):
             case events.AnswerEnded():
                 self.show_state("")
                 self.show_fill(session)
-            case events.Changed("model"):
+            case events.Changed("model" | "options"):
                 self.show_fill(session)
                 self._tell_notes(session, session.conversation.model)
             case events.Changed("tools"):
@@ -94,20 +94,20 @@ class StatusLine(Widget):
     def show_fill(self, session: ChatSession) -> None:
         """Show the loaded model and how full its context is; warn once that it is almost full."""
         model, chat = session.conversation.model, session.conversation.chat
-        used = session.conversation.figures().n_past.value or 0
-        self._model, self._used = model, used
+        used, n_ctx = session.conversation.figures().n_past.value or 0, session.conversation.n_ctx
+        self._model, self._used, self._n_ctx = model, used, n_ctx
         self._redraw()
-        if model is None or chat is None or not (used and model.n_ctx):
+        if model is None or chat is None or not (used and n_ctx):
             return
-        if used < WARNING_SHARE * model.n_ctx:
+        if used < WARNING_SHARE * n_ctx:
             self._warned.discard(chat.id)  # it may have been summarized
         elif chat.id not in self._warned:
             self._warned.add(chat.id)
-            full = f"The context is {100 * used / model.n_ctx:.0f} % full."
+            full = f"The context is {100 * used / n_ctx:.0f} % full."
             session.tell(f"{full} /compact summarizes the chat.", "warning")
 
     def show_model(self, model: ModelInfo | None) -> None:
-        self._model, self._used = model, 0
+        self._model, self._used, self._n_ctx = model, 0, model.n_ctx if model is not None else 0
         self._redraw()
 
     def show_state(self, state: str) -> None:
@@ -148,10 +148,10 @@ class StatusLine(Widget):
                 named = "memory policy rejected", "warn"
             where = [(threads, "dim"), named]
         tools = units.plural(self._n_tools, "tool") if self._n_tools else ""
-        context = f"{units.context(self._used, model.n_ctx)} ctx", "dim"
-        if not model.n_ctx:  # of a server that does not report it
+        context = f"{units.context(self._used, self._n_ctx)} ctx", "dim"
+        if not self._n_ctx:  # of a server that does not report it
             context = (f"{units.tokens(self._used)} ctx" if self._used else ""), "dim"
-        elif 0 < WARNING_SHARE * model.n_ctx <= self._used:
+        elif 0 < WARNING_SHARE * self._n_ctx <= self._used:
             context = f"! {context[0]}", "warn"
         return left, self._draft_words(), [part for part in (*where, (tools, "dim"), context) if part[0]]
 

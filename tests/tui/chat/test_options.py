@@ -162,12 +162,18 @@ async def test_another_context_loads_the_model_again_and_one_that_cannot_be_keep
         assert app.open_chat.when_full == "stop" and app.open_chat.own == {"engine.ctx": 4096}
         chat_id = app.open_chat.id
         await app.press("ctrl+n")  # whose first message has the model loaded as the settings say
-        assert len(app.backend.loads) == 2
+        assert len(app.backend.loads) == 2 and "0/8k ctx" in app.status
         await app.send("Second")
         await app.chat.open_chat(chat_id).wait()
         await app.press("ctrl+r")
         await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
-        assert [options.n_ctx for _, options in app.backend.loads] == [0, 4096, 0, 4096]
+        app.backend.die()  # which would start again as it was
+        await app.press("ctrl+n")
+        await app.send("Third")
+        await app.chat.open_chat(chat_id).wait()
+        await app.run("/compact")
+        await app.until(lambda: len(app.backend.requests) == 5 and not app.chat.busy)
+        assert [options.n_ctx for _, options in app.backend.loads] == [0, 4096, 0, 4096, 0, 4096]
         form = await opened(app)
         assert form.shown("chat.when_full") == ("stop", "this chat")
         assert form.shown("engine.ctx")[1].endswith("in use · this chat")
