@@ -126,7 +126,7 @@ class ChatHistory:
         """Open a stored chat, on the branch of `message_id`; 0: the one that was open last. `still_free` raises if an
         answer began while it was read. Raises ChatsError: it cannot be read, or the last answer is not saved."""
         await self.saver.save()
-        opened = await asyncio.to_thread(self._read, chat_id, message_id)
+        opened = await asyncio.to_thread(self.read, chat_id, message_id)
         still_free()
         self._refuse_while_unsaved()
         self.chat, self.tree, self.messages = opened
@@ -346,7 +346,8 @@ class ChatHistory:
             await asyncio.to_thread(self.drafts.save)
             await asyncio.to_thread(self._store.close)
 
-    def _read(self, chat_id: str, message_id: int = 0) -> tuple[Chat, Tree, list[StoredMessage]]:
+    def read(self, chat_id: str, message_id: int = 0) -> tuple[Chat, Tree, list[StoredMessage]]:
+        """Return a stored chat with the branch of `message_id`, as `open` does, which stays closed. On any thread."""
         store = self.store
         chat = store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
         tree = store.tree(chat_id)
@@ -382,7 +383,7 @@ class ChatHistory:
     async def _load_again(self) -> None:
         if self.chat is not None:
             with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
-                self.chat, self.tree, self.messages = await asyncio.to_thread(self._read, self.chat.id)
+                self.chat, self.tree, self.messages = await asyncio.to_thread(self.read, self.chat.id)
 
 
 async def _read_by(attach: Attach | None) -> tuple[Attachment, ...]:

@@ -174,7 +174,10 @@ def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdic
         return verdict("cached")
     if not read or abs(read - 1) <= MATTERS or "acceptance" in rows:
         return verdict("settings")
-    reached = speed.ratio * read if read < 1 else 1 / (speed.ratio * read)
+    slow, fast = found.interval
+    reached, least = (speed.ratio * read, slow * read) if read < 1 else (1 / (speed.ratio * read), 1 / (fast * read))
+    if reached > 1:  # what is more than the bytes allow must be so at the slow end of the interval too
+        reached = max(1.0, least)
     is_busy = all(used >= MEMORY_BUSY for used in busy)
     by_bytes = (read < 1) == (speed.ratio > 1) and reached <= MAX_REACHED and is_busy
     return verdict("bytes" if by_bytes else "other limit", reached)

@@ -85,7 +85,7 @@ _STOP_REASONS = {
     "server": "server failed",
 }
 _PHASES = {
-    "reading": "reading the file", "preparing": "preparing", "warming": "warming up",
+    "reading": "reading the file", "preparing": "laying out weights", "warming": "warming up",
     "measuring": "comparing kernels",
 }  # fmt: skip
 WHEN_FULL: dict[WhenFull, str] = {"compact": "Summarize", "drop": "Drop oldest turns", "stop": "Stop"}

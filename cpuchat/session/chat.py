@@ -65,6 +65,8 @@ class ChatSession:
         self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
         self.is_calibrating = False
+        self.next_begins_chat = False
+        """The next message is for a new chat, which waits for the answer that is written."""
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
         conversation.on_save_problem = lambda: self.listen(events.Changed("saving"))
         self._task: asyncio.Task[None] | None = None
@@ -333,7 +335,12 @@ class ChatSession:
     def _send_next(self) -> None:
         if not self.queue or not self.loaded or self.busy or self._loads_again():
             return
-        message = self.queue.pop(0)
+        message, *rest = self.queue
+        self.queue = []
+        if message.begins_chat:
+            self.conversation.new_chat()
+            self._show_opened()
+        self.queue = rest
         self.listen(events.Changed("queue"))
         if message.editing is not None:
             self.listen(events.MessagesChanged(self.question_index(message.editing)))
@@ -532,13 +539,18 @@ class ChatSession:
         self._show_opened(message_id)
 
     def new(self) -> None:
-        """Start a new chat. Raises ChatsError while an answer is unsaved."""
-        if not self.refuse_while_writing("start a new chat"):
+        """Start a new chat; while an answer is written, with the next message, and again: not. Raises ChatsError while
+        an answer is unsaved."""
+        if self.writing:
+            self.next_begins_chat = not self.next_begins_chat
+            self.listen(events.Changed("queue"))
+        else:
             self.conversation.new_chat()
             self._show_opened()
 
     def _show_opened(self, message_id: int = 0) -> None:
         """Tell of the chat that is open now."""
+        self.next_begins_chat = False
         if self.activity is Activity.AWAITING_ROOM:
             self.conversation.activity.change(Activity.NONE)
         self.listen(events.ChatOpened(message_id))

@@ -18,12 +18,13 @@ Severity = Literal["information", "warning", "error"]
 @dataclass(frozen=True, eq=False)  # two with the same text are two
 class Outgoing:
     """A message that has left the prompt. `attach` reads what it names; `editing` is the id of the message that it
-    replaces, whose attachments are `resent`, by mark."""
+    replaces, whose attachments are `resent`, by mark. `begins_chat`: a new chat begins with it."""
 
     text: str
     attach: Attach | None = None
     editing: int | None = None
     resent: Mapping[str, Attachment] = field(default_factory=dict)
+    begins_chat: bool = False
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,17 @@ class Navigator:
         """Returns the new file if it was written meanwhile."""
         return await self._result("models.quantize.QuantizeScreen", self._services, model)
 
-    async def settings(self) -> Settings | None:
-        """Returns the settings if they were saved."""
-        return await self._result("settings.SettingsScreen", self._services, self._app.available_themes)
+    async def settings(self, first: str = "") -> Settings | None:
+        """Returns the settings if they were saved. `first`: the one to show."""
+        return await self._result("settings.SettingsScreen", self._services, self._app.available_themes, first)
 
     async def chat_options(self) -> dict[str, bool] | None:
         """Returns the MCP servers to start (True) and to end, if the options were saved."""
         return await self._result("chat.options.ChatOptionsScreen", self._services)
+
+    async def read_chat(self, opened: Any, message_id: int) -> bool | None:
+        """Returns True when the chat, as of `ChatHistory.read`, is to be opened."""
+        return await self._result("chat.reading.ReadingScreen", self._services, opened, message_id)
 
     def hardware(self) -> None:
         self._app.push_screen(self._screen("hardware.screen.HardwareScreen", self._services))

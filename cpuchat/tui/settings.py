@@ -41,8 +41,9 @@ _SERVED_TAB = "The loaded model is on a server: these settings are for models on
 class SettingsScreen(FormScreen[Settings | None], keys="settings"):
     """Returns the settings after saving, or None when nothing was saved."""
 
-    def __init__(self, services: Services, themes: Iterable[str]) -> None:
+    def __init__(self, services: Services, themes: Iterable[str], first: str = "") -> None:
         super().__init__(services)
+        self._first = first
         self._settings = services.settings
         self._themes = sorted(themes)
 
@@ -62,6 +63,9 @@ class SettingsScreen(FormScreen[Settings | None], keys="settings"):
 
     def on_mount(self) -> None:
         self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
+        if self._first:
+            row = next(row for row in self.rows if row.field.key == self._first)
+            self.call_after_refresh(self.show_row, row)
 
     def facts(self, row: SettingRow) -> list[str]:
         """Return range, default and source; the help too where it has no room beside the field, or is cut there."""

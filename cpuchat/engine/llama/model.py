@@ -320,6 +320,8 @@ class Model:
         options = self.options
         phase = "preparing" if options.load_mode == "mmap" else "reading"
         total, last = header.file_size, 0.0
+        if phase == "preparing":  # llama.cpp reads the vocabulary before it tells of anything
+            on_progress(phase, 0, total)
 
         def progress(share: float, _: Any) -> bool:
             nonlocal last

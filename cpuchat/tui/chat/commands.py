@@ -182,14 +182,21 @@ class ChatCommands:
         with self.telling():
             self._session.new()
 
-    @_in_worker("open-chat", "open another chat")
+    @_in_worker("open-chat")
     async def open(self, chat_id: str, message_id: int = 0) -> None:
-        """Show a stored chat, or a comparison, from `message_id` unless 0."""
+        """Show a stored chat, or a comparison, from `message_id` unless 0. While an answer is written, it is read on a
+        screen of its own."""
+        session, history = self._session, self._session.history
         with self._services.keys_held():
-            if (chat := await self._session.history.stored_chat(chat_id)).sides:
+            if (chat := await history.stored_chat(chat_id)).sides:
                 self.open_comparison(chat, message_id)
-            else:
-                await self._session.open(chat_id, message_id)
+                return
+            if not session.writing:
+                await session.open(chat_id, message_id)
+                return
+            read = await asyncio.to_thread(history.read, chat_id, message_id)
+        if await self._services.navigation.read_chat(read, message_id):
+            await session.open(chat_id, message_id)
 
     def _open_chat(self) -> str:
         """Return the id of the open chat. Raises UsageError: it has none yet."""

@@ -179,6 +179,8 @@ class Composer(PromptInput):
         if self.editing is not None:
             title = f"Edit {self.edits}"
             what = "Enter regenerates from here · Esc cancels"
+        elif session.next_begins_chat:
+            title, what = "Message for a new chat", "Enter sends it when the answer is done · Ctrl+N: to this chat"
         elif self._is_command:
             what = "Enter runs · Tab completes"
         elif session.busy and session.activity is not Activity.LOADING:
@@ -240,8 +242,8 @@ class Composer(PromptInput):
             self.accept()
             self.close_completions()
             read = partial(attachments.attach, text, self._folder, self._held) if attachments.named(text) else None
-            message = Outgoing(text, read, self.editing, self._resent)
-            self.editing, self._resent = None, {}
+            message = Outgoing(text, read, self.editing, self._resent, session.next_begins_chat)
+            self.editing, self._resent, session.next_begins_chat = None, {}, False
             session.submit(message)
             self.save_draft()
             self.show_titles()
@@ -389,15 +391,15 @@ class Composer(PromptInput):
     def _cost(self, text: str, found: tuple[Attachment, ...]) -> str:
         """Return the tokens of a message, and what they cost: `≈63 tokens · ≈4 s to read`."""
         conversation = self._session.conversation
-        model, used = conversation.model, conversation.history.n_past
+        n_ctx, used = conversation.n_ctx, conversation.history.n_past
         parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
         n_tokens = sum(map(attachments.estimated_tokens, parts))
         tokens = f"≈{plural(n_tokens, 'token')}"
-        room = model.n_ctx - model.n_ctx // ANSWER_SHARE if model is not None else 0
-        if model is not None and 0 < room < n_tokens:
-            return f"{tokens}: too long for the context of {model.n_ctx:,}"
-        if model is not None and 0 < room < n_tokens + used:
-            tokens = f"{tokens}: with this chat {n_tokens + used:,} of {model.n_ctx:,}"
+        room = n_ctx - n_ctx // ANSWER_SHARE
+        if 0 < room < n_tokens:
+            return f"{tokens}: too long for the context of {n_ctx:,}"
+        if 0 < room < n_tokens + used:
+            tokens = f"{tokens}: with this chat {n_tokens + used:,} of {n_ctx:,}"
         seconds = conversation.meter.prefill_s(n_tokens)
         if seconds is not None and seconds > _MIN_WAIT:
             tokens = f"{tokens} · ≈{time_left(seconds).removesuffix(' left')} to read"

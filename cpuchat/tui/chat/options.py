@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static
 
-from cpuchat.base.errors import SettingsError
+from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.setting import Setting
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import WhenFull
 from cpuchat.config.settings import OF_CHAT, value_of, with_changes
+from cpuchat.hardware.memory import available_bytes
+from cpuchat.models.fit import largest_context, required_memory
+from cpuchat.models.gguf.header import read_model
 from cpuchat.present import answers
 from cpuchat.present.tools import server_state
+from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -31,6 +41,35 @@ _WHEN_FULL = Field(
 _APPROVED = Field(
     "tools", "approved", "", bool, False, Setting("Approved tools", "off: every call is asked for"), kind="switch"
 )
+
+
+@dataclass(frozen=True)
+class ContextField(Field):
+    """The context, whose largest value is what the model was trained for or what fits; `need` is the memory for one."""
+
+    largest: int = 0
+    trained: int = 0
+    need: Callable[[int], int] = lambda n_ctx: 0
+
+    @classmethod
+    def of_model(cls, model: ModelInfo, options: LoadOptions) -> ContextField:
+        """Read the model's header: call it in a thread. Raises CpuchatError."""
+        header = read_model(Path(model.path))
+
+        def need(n_ctx: int) -> int:
+            return required_memory(header, options, n_ctx or model.n_ctx).min_bytes
+
+        largest = largest_context(header, options, available_bytes() + need(model.n_ctx))
+        return cls(**vars(Field.of(_CONTEXT)), largest=largest, trained=model.n_ctx_train, need=need)
+
+    def parse(self, shown: Any) -> Any:
+        if (value := super().parse(shown)) and value > self.largest:
+            raise ValueError(f"needs {self.limits}")
+        return value
+
+    @property
+    def limits(self) -> str:
+        return f"0 to {self.largest:,}, " + ("as trained" if self.largest == self.trained else "as memory allows")
 
 
 class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
@@ -64,6 +103,15 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
                     yield self._row(_APPROVED, True)
         yield Static(id="hint", markup=False)
         yield KeyFooter()
+
+    async def on_mount(self) -> None:
+        model = self._services.conversation.model
+        if model is None or model.server:
+            return
+        options = self._services.conversation.in_effect.load_options()
+        with contextlib.suppress(CpuchatError):  # the file is gone: the load says so
+            field = await asyncio.to_thread(ContextField.of_model, model, options)
+            next(row for row in self.rows if row.field.key == _CONTEXT).field = field
 
     def _row(self, field: Field, value: Any) -> SettingRow:
         return SettingRow(field, value, [], self._source(field, value), self._unset(field))
@@ -104,7 +152,10 @@ class ChatOptionsScreen(FormScreen[dict[str, bool]], keys="options"):
         beside = row.text_beside if self.has_class("-tiny") else ""  # it may be cut there
         about, model = _ABOUT.get(row.field.key, row.field.words.about), self._services.conversation.model
         if row.field.key == _CONTEXT and model is not None:
-            about = f"tokens; 0 = auto · loads the model again, ≈{max(model.load_ms / 1e3, 1):.0f} s"
+            about = f"loads again, ≈{max(model.load_ms / 1e3, 1):.0f} s"
+            if isinstance(field := row.field, ContextField):
+                with contextlib.suppress(ValueError):
+                    about = f"needs {units.size(field.need(field.parse(row.content)))} of memory · {about}"
         return [*filter(None, (beside, about, row.field.limits))]
 
     def edited(self, row: SettingRow) -> None:

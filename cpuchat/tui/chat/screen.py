@@ -332,6 +332,8 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             found = await self.conversation.history.list_chats(self._chats.searching)
             if self.app.is_running:
                 self._chats.show(found, self.session.chat_id)
+                if not self._chats.searching:
+                    self._pane.welcome.count_chats(len(found))
         for notice in self.conversation.history.store.take_notices():
             self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
 
@@ -346,8 +348,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._transcript.color_drafts(ui.color_drafts)
 
     @work
-    async def action_settings(self) -> None:
-        if (result := await self.services.navigation.settings()) is None:
+    async def action_settings(self, first: str = "") -> None:
+        """Change the settings; `first`: the one to show."""
+        if (result := await self.services.navigation.settings(first)) is None:
             return
         before, self.conversation.settings = self.services.settings, result
         if result.ui.theme != before.ui.theme:

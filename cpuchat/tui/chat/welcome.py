@@ -15,6 +15,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present.chats import Offer, Welcome
 from cpuchat.present.downloads import without_hub
+from cpuchat.telemetry.units import plural
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import result_of, yield_thread
 
@@ -61,11 +62,17 @@ class WelcomePane(Container):
         self._questions: tuple[str, ...] = ()
         self._problem = ""
         self._has_own = False
+        self._n_chats = 0
         self._text, self._shown = Static(), ""
         self.border_title = "New chat"
 
     def compose(self) -> ComposeResult:
         yield self._text
+
+    def count_chats(self, n_chats: int) -> None:
+        """Say how many chats are stored, which F8 lists."""
+        self._n_chats = n_chats
+        self._draw()
 
     def on_mount(self) -> None:
         self._services.downloading.changed.subscribe(self, self._download_changed)
@@ -150,6 +157,8 @@ class WelcomePane(Container):
             lines += [Content(""), machine]
         by_number = questions and not self._has_own
         keys = "1 to 3, then Enter · Ctrl+O your models" if by_number else "Ctrl+O models · Alt+S this chat"
+        if self._n_chats:
+            keys = f"{keys.rpartition(' · ')[0]} · F8 {plural(self._n_chats, 'chat')}"
         text = Content("\n").join([*lines, Content(f"{keys} · F1 help")])
         if text.plain != self._shown:  # progress of a download causes no layout
             self._shown = text.plain

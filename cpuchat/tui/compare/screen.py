@@ -17,6 +17,7 @@ from textual.worker import Worker
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened, Sides
+from cpuchat.compare.figures import figures_of
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
@@ -69,6 +70,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         self._left = False
         self._waits = False  # for quiet cores
         self._chosen: Path | None = None  # by the verdict
+        self._is_noisy = False  # so that there is none
         self._agreeing: Worker[bool] | None = None
 
     def compose(self) -> ComposeResult:
@@ -194,7 +196,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         if (found := compare.choice(comparison, turn)) is not None:
             self._chosen, (first, second) = Path(self._sides[found[0]].path), map(clean_line, found[1])
             self._stage.conclude(turn.rounds[-1].agreement, f"{first} {self._key('use')} uses it for chats.\n{second}")
-            self.refresh_bindings()
+        self._is_noisy = found is None and figures_of(turn.counted()).verdict.kind == "disturbed"
+        self.refresh_bindings()
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
         """Returns the round unless it could not begin, or the screen is gone."""
@@ -205,7 +208,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             return None
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
-        self._chosen, self._waits = None, False
+        self._chosen, self._waits, self._is_noisy = None, False, False
         self.remove_class("-places")
         for pane in self._panes:
             pane.begin(before, prompt)
@@ -284,7 +287,11 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self._leave()
 
     def action_use(self) -> None:
-        self._leave(self._chosen)
+        if self._is_noisy:
+            repeat, wait = self._keys
+            self.notify(f"Too noisy for a verdict. {repeat} repeats, {wait} waits for quiet.")
+        else:
+            self._leave(self._chosen)
 
     @work
     async def _leave(self, chosen: Path | None = None) -> None:
@@ -380,7 +387,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "use":
-            return self._chosen is not None and not self.has_class("-asking")
+            return (self._is_noisy or self._chosen is not None) and not self.has_class("-asking")
         if action == "wait":
             return not self._waits and bool(self.comparison.turns) and not self.has_class("-asking")
         if action in ("next", "repeat", "agreement"):

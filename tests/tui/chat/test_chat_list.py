@@ -11,6 +11,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import Chats
+from cpuchat.tui.chat.reading import ReadingScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, loaded, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, timings
@@ -101,9 +102,15 @@ async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -
         await app.count_up_to(gate)
         assert marked(app) == "Count"
         app.chat.open_chat(app.conversation.history.store.chats()[-1].id)
-        await app.told("when the answer is done")
-        assert app.contents()[0] == "Count"
+        await app.opens(ReadingScreen)
+        assert "answer being written · Count" in app.screen_text and app.contents()[0] == "Count"
+        await app.press("enter")
+        await app.told("go on in this chat when the answer is done")
         gate.open()
+        await app.shows("answer done · Count")
+        await app.press("enter")
+        await app.closes()
+        await app.until(lambda: app.contents()[:1] != ["Count"])
 
 
 async def test_chats_are_renamed_and_deleted() -> None:
