@@ -73,6 +73,24 @@ def contents(session: ChatSession) -> list[str]:
     return [message.content for message in session.messages]
 
 
+async def test_a_new_chat_waits_for_the_answer_and_takes_the_messages_after_it() -> None:
+    gate = Gate()
+    async with session_of(ScriptedBackend([answer("One two", gate=gate), answer("Three."), answer("Four.")])) as (
+        session,
+        heard,
+    ):
+        session.submit(Outgoing("Count"))
+        await gate.reached.wait()
+        session.new()
+        assert session.next_begins_chat and contents(session)[0] == "Count"
+        session.submit(Outgoing("Other", begins_chat=True))
+        session.submit(Outgoing("Then"))
+        gate.open()
+        await session.settled()
+        assert contents(session) == ["Other", "Three.", "Then", "Four."] and not session.next_begins_chat
+        assert len(heard.of(events.ChatOpened)) == 1 and len(await session.history.list_chats()) == 2
+
+
 async def test_the_time_in_which_the_job_was_stopped_counts_for_nothing() -> None:
     gate = Gate()
     async with session_of(ScriptedBackend([answer("One two three", gate=gate)])) as (session, heard):

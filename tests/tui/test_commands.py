@@ -16,9 +16,9 @@ COMMANDS = [(key.title, key.found_by, None) for key in keys.KEYS if key.palette 
 
 def test_commands_are_found_by_all_of_the_words() -> None:
     for query, expected in (
-        ("theme", {"Change settings"}),
+        ("theme", {"Choose the theme"}),
         ("DRAFTING toggle", {"Toggle drafting from the next answer on"}),
-        ("view the", {"Cycle the figures: in brief, all, hidden", "Toggle the chat list"}),
+        ("view the", {"Cycle the figures: in brief, all, hidden", "Toggle the chat list", "Choose the theme"}),
         ("xyz", set[str]()),
     ):
         assert {title for _, title, _ in matches(query, COMMANDS)} == expected

@@ -103,7 +103,8 @@ async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -
         assert marked(app) == "Count"
         app.chat.open_chat(app.conversation.history.store.chats()[-1].id)
         await app.opens(ReadingScreen)
-        assert "answer being written · Count" in app.screen_text and app.contents()[0] == "Count"
+        await app.shows("answer being written · Count")
+        assert app.contents()[0] == "Count"
         await app.press("enter")
         await app.told("go on in this chat when the answer is done")
         gate.open()

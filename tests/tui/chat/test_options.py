@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.widgets import Input, TextArea
 
 from cpuchat.config import settings
 from cpuchat.config.settings import SettingSources
-from cpuchat.protocol.messages import ToolCall
+from cpuchat.models.gguf.header import read_model
+from cpuchat.protocol.messages import LoadOptions, ToolCall
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.call_screen import CallScreen
-from cpuchat.tui.chat.options import ChatOptionsScreen
+from cpuchat.tui.chat.options import ChatOptionsScreen, ContextField
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.widgets.setting_rows import SettingRow
 from tests.support.chat_app import SMALL, WIDE, RunningApp, loaded
 from tests.support.looking import configure
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer, calling
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, calling
 from tests.support.snapshots import snapshot
 
 
@@ -182,6 +184,20 @@ async def test_another_context_loads_the_model_again_and_one_that_cannot_be_keep
         await app.press("escape")
         await app.confirm()
         await app.closes()
+
+
+def test_a_context_beyond_training_or_memory_is_refused_in_the_form(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = read_model(tiny_model).n_ctx_train
+    model = msgspec.structs.replace(MODEL, path=str(tiny_model), n_ctx=256, n_ctx_train=trained)
+    field = ContextField.of_model(model, LoadOptions())
+    assert field.parse(str(trained)) == trained and field.parse("0") == 0 and field.need(0) < field.need(trained)
+    with pytest.raises(ValueError, match=f"needs 0 to {trained:,}, as trained"):
+        field.parse(str(trained + 1))
+    monkeypatch.setattr("cpuchat.tui.chat.options.available_bytes", lambda: 0)
+    with pytest.raises(ValueError, match="needs 0 to 256, as memory allows"):
+        ContextField.of_model(model, LoadOptions()).parse("512")
 
 
 async def test_servers_are_started_called_and_ended_and_approvals_are_taken_back(tmp_path: Path) -> None:
