@@ -32,7 +32,8 @@ Examples:
   cpuchat plan --machines             the machines, with sources
 
 MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b to 70b), with its quantization behind a
-colon. A figure is given as expected (low–high): an untuned and a tuned setup."""
+colon; a model that is here is read from its file. A figure is given as expected (low–high): an untuned and a tuned
+setup."""
 
 _ALL = "all"  # machines, for --on
 _TOKENS, _POSITIVE = click.IntRange(1, 10_000_000), click.FloatRange(0, 1e6, min_open=True)

@@ -260,9 +260,8 @@ class MemoryNeed(msgspec.Struct, frozen=True):
     def breakdown(self, draft: MemoryNeed | None = None) -> str:
         """Explain `min_bytes` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`; below 10 MB
         in MB."""
-        parts = [f"weights {_part(self.weights - self.reclaimable)}"] if self.weights > self.reclaimable else []
-        if self.repack:
-            parts.append(f"repacked copy {_part(self.repack)}")
+        weights = self.weights - self.reclaimable + self.repack  # a repacked copy replaces what it was made of
+        parts = [f"weights {_part(weights)}"] if weights > 0 else []
         if self.kv:
             times = f"{self.parallel} × " if self.parallel > 1 else ""
             parts.append(f"KV cache {_part(self.kv)} ({times}{self.n_ctx} tokens)")

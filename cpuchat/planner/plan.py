@@ -43,12 +43,12 @@ from cpuchat.models.catalog import PACE, Catalog, CatalogModel, match_local
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import WORTH, gain
 from cpuchat.models.drafts.choice import choose_draft
-from cpuchat.models.file_names import without_prefix
+from cpuchat.models.file_names import rank, without_prefix
 from cpuchat.models.fit import MemoryNeed, draft_memory, kv_by_window, kv_cells, plan_memory, snapshots
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES, shown_name
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit, usual_need
@@ -300,13 +300,19 @@ def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> P
 
 
 def _known(name: str, quantization: str, catalog: Catalog, chosen: Settings) -> PlannedModel | None:
-    """Return the catalog model with that id or name, its file here if there is one, or a usual size; None: neither."""
+    """Return the catalog model with that id or name, its file here if there is one; the only model here of a usual
+    size, else one of that size; None: neither."""
     wanted = name.lower()
     entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
     if entry is not None:
         return models_here(catalog, chosen, quantization).get(entry.id) or from_catalog(entry, quantization)
     if wanted not in _SIZES:
         return None
+    own = Library(chosen.model.folders).matching(f"{wanted}:{quantization}" if quantization else wanted)
+    own = [group for group in own if _words(wanted) <= _words(shown_name(group)) and not group[0].damaged]
+    if len(own) == 1:
+        file = min(own[0], key=lambda model: rank(model.quantization))
+        return from_header(read_model(file.path), options=chosen.load_options())
     return from_header(header_of(name, quantization or USUAL), name.upper(), chosen.load_options())
 
 

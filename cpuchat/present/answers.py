@@ -111,7 +111,7 @@ def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
-        return f"loading · calibrating drafts{' · Esc skips' if skips else ''} {share}".rstrip()
+        return f"loading · calibrating when drafts pay{' · Esc skips' if skips else ''} {share}".rstrip()
     phase, _, draft = event.phase.partition(" ")
     what = f"{'draft model, ' if draft else ''}{_PHASES.get(phase, phase)}"
     return f"loading {name} · {what} {share}".rstrip()

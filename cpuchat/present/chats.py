@@ -176,7 +176,8 @@ def _opens(model: LocalModel, groups: Sequence[Sequence[LocalModel]], tok_s: flo
     name = next(shown_name(list(group)) for group in yours if model in group)
     speed = units.rate(model.measured_tok_s) if model.measured_tok_s else f"≈{units.about(tok_s)}" if tok_s else ""
     details = [f"{model.quantization} {units.size(model.size)}", f"{speed} tok/s" if speed else ""]
-    details += [f"Ctrl+O: {len(yours) - 1} more"] if len(yours) > 1 else []
+    if (files := sum(map(len, yours))) > 1:
+        details.append(f"Ctrl+O: {units.plural(files - 1, 'more file')}")
     return Offer(f"Open {clean_line(name)}", " · ".join(filter(None, details)), model.path)
 
 

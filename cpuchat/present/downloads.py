@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import RepoModel
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry.units import plural, size, time_left
+
+if TYPE_CHECKING:
+    from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 
 MARKS = {"paused": "‖", "done": "✓", "failed": "!"}
 SPEED, LEFT = 9, 11
@@ -124,3 +129,10 @@ def _state_details(download: Download) -> str:
         "done": "downloaded; its SHA-256 matches the hash that Hugging Face published",
         "failed": f"failed; {arrived}",
     }[download.state]
+
+
+def quantizing(job: QuantizeJob | None, now: QuantizeProgress | None) -> str:
+    """Return `qwen-Q4_K_M.gguf · writing 40 % · 12 s left`; "" without a job."""
+    share = f" {100 * min(now.bytes_out / max(now.total_out, 1), 1.0):.0f} %" if now is not None else ""
+    left = time_left(now.seconds_left) if now is not None and now.seconds_left is not None else ""
+    return " · ".join(filter(None, (clean_line(job.out.name), f"writing{share}", left))) if job is not None else ""

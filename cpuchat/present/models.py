@@ -21,7 +21,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
 from cpuchat.models.fit import describe, lazy_bytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as
-from cpuchat.models.gguf.parse import BY_NAME, PRECISE
+from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
@@ -89,7 +89,7 @@ def _model(model: Inspection) -> Rows:
         ("attention heads", heads),
         ("sliding window", f"{plural(model.window, 'token')} in {layers}" if model.window else ""),
         ("experts", experts),
-        ("file", f"GGUF version {header.version}{parts}"),
+        ("file", f"{paths.shown(header.path)}, GGUF version {header.version}{parts}"),
     ]
 
 
@@ -337,16 +337,17 @@ def context(prediction: Prediction) -> str:
     return f"{tokens(n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > n_ctx else "")
 
 
-def doubt(machine: Machine | None) -> str:
-    """Return why predicted speeds are missing or rough; "" where passes were measured."""
+def doubt(machine: Machine | None, *, in_app: bool = False) -> str:
+    """Return why predicted speeds are missing or rough, and what measures them: the app, which does so by itself, or a
+    command; "" where passes were measured."""
     if machine is None or machine.probed:
         return ""
     if machine.profile is None:
         return f"no speeds: {machine.peak_source}"
     if machine.rough and machine.at_least:  # as all figures say of this bandwidth
-        return "speeds may be higher: `cpuchat probe` when idle"
+        return f"speeds may be higher: {'measured again' if in_app else '`cpuchat probe`'} when idle"
     rough = f"±{100 * ROUGH:.0f} %" if machine.rough else "rough"
-    return f"speeds are {rough} until measured: `cpuchat probe`"
+    return f"speeds are {rough} until measured{' when idle' if in_app else ': `cpuchat probe`'}"
 
 
 def key_of(model: RepoModel) -> str:
@@ -583,10 +584,3 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
         ("at load", outcome.arrangement),
     ]
     return [(label, text) for label, text in rows if text]
-
-
-def requantizing(model: LocalModel) -> str:
-    """Return why `model` is no good source; "" when it is one."""
-    if not model.quantization or model.quantization.upper() in PRECISE:
-        return ""
-    return f"{model.quantization} is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuchat.base import paths
 from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
 from cpuchat.telemetry.roofline import NO_MEMORY_LIMIT
@@ -49,7 +51,8 @@ def title(plan: CapacityPlan) -> str:
 
 def lines(plan: CapacityPlan) -> Lines:
     """Return the plan as labels and texts."""
-    found = [("memory", plan.memory.explained)]
+    found = [("file", f"{paths.shown(Path(plan.model.path))}, which is here")] if plan.model.path else []
+    found.append(("memory", plan.memory.explained))
     if plan.tok_s is None:
         return [*found, ("tok/s", f"n/a: {plan.why_not}")]
     assert plan.ttft_s is not None  # all figures are there when one is

@@ -12,19 +12,15 @@ def table(
     rows: Sequence[Sequence[str]], right: Sequence[int] = (), width: int = 0, drop: Sequence[int] = ()
 ) -> list[str]:
     """Align the cells of `rows` in columns; the columns whose numbers are in `right` are right-aligned. Where lines are
-    longer than `width` (0: any length), those of `drop` are left out, one by one; but not for a last cell that is too
-    long anyway, such as a path. Cells are cleaned of control characters and keep their indentation. A column that is
-    empty in all rows but the first (the headings) is left out."""
+    longer than `width` (0: any length), those of `drop` are left out, one by one. Cells are cleaned of control
+    characters and keep their indentation. A column that is empty in all rows but the first (the headings) is left
+    out."""
     cells = [[cell[: len(cell) - len(cell.lstrip(" "))] + clean_line(cell) for cell in row] for row in rows]
     used = [n for n, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
     widths = {n: max(len(row[n]) for row in cells) for n in used}
-    if width and used:
-        last, others = used[-1], sum(widths[n] + 2 for n in used[:-1] if n not in drop)
-        possible = [length for row in cells if (length := len(row[last])) + others <= width]
-        needed = {**widths, last: max(possible, default=0)}
-        for column in drop:
-            if sum(needed[n] + 2 for n in used) - 2 > width:
-                used = [n for n in used if n != column]
+    for column in drop:
+        if width and sum(widths[n] + 2 for n in used) - 2 > width:
+            used = [n for n in used if n != column]
     return [
         "  ".join(row[n].rjust(widths[n]) if n in right else row[n].ljust(widths[n]) for n in used).rstrip()
         for row in cells
@@ -54,7 +50,9 @@ class ListRow:
     (`mark` and `name`) over its files, or a mere text (`note`), which cannot be selected.
 
     `columns` are quantization, size, state and speed, each aligned; `note` stands behind the name in their place. `tag`
-    stands dimmed right after the name. `strong`: the loaded one. `dim`: not to be used as it is."""
+    stands dimmed right after the name. `short` is what a name that does not fit is known by (None: it has lines of its
+    own), cut in its middle, and `place` where a file is, on wide terminals. `strong`: the loaded one. `dim`: not to be
+    used as it is."""
 
     key: str = ""
     mark: str = " "
@@ -62,5 +60,7 @@ class ListRow:
     columns: tuple[str, str, str, str] | None = None
     note: str = ""
     tag: str = ""
+    short: str | None = None
+    place: str = ""
     strong: bool = False
     dim: bool = False

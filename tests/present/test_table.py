@@ -16,5 +16,3 @@ def test_columns_are_left_out_one_by_one_where_lines_are_too_long() -> None:
     assert table(rows, width=19, drop=(2, 1)) == whole and len(whole[1]) == 19
     assert table(rows, width=18, drop=(2, 1)) == table(rows, width=12, drop=(2, 1)) == ["NAME  SIZE", "a     1.5 GB"]
     assert table(rows, width=11, drop=(2, 1)) == ["NAME", "a"]
-    path = ("b", "2 GB", "/a/path/that/no/line/holds")
-    assert table([*rows, path], width=19, drop=(0, 1)) == table([*rows, path])

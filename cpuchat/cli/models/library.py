@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import msgspec
@@ -20,12 +22,13 @@ from cpuchat.cli.terminal import TerminalOutput, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import own_head
+from cpuchat.models.file_names import shortened
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.inspect import inspect
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.library import Library, specs_of
+from cpuchat.models.library.library import Library, short_specs, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
@@ -108,20 +111,23 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
     return [row for row in rows if row[1]]
 
 
-def find_model(library: Library, spec: str, *, whole: bool = False) -> LocalModel:
+def find_model(library: Library, spec: str, *, whole: bool = False, alone: bool = False) -> LocalModel:
     """Return the model that `spec` names as `models list` does, damaged ones too, by its path, or, unless its `whole`
-    name is wanted, as all commands take it. Raises ModelNotFound."""
+    name is wanted, as all commands take it; with `alone` also by a part that one file alone has. Raises ModelNotFound.
+    """
     found, path = library.local_models(), paths.expanded(spec).absolute()
-    for model, name in zip(found, specs_of(found), strict=True):
-        if spec == name or path == model.path.absolute():
+    for model, *names in zip(found, specs_of(found), short_specs(found), strict=True):
+        if spec in names or path == model.path.absolute():
             return model
     if not whole:
         path = library.resolve(spec, tell_choice)
         if (known := next((model for model in found if model.path == path), library.at(path))) is not None:
             return known
-    hint = "Name it as in the last column of `cpuchat models list`."
+    hint = "Name it as `cpuchat models list` does in the column -m."
     if files := [model for group in library.matching(spec) for model in group]:
-        raise ModelNotFound(f"{spec} is a part of {', '.join(map(shlex.quote, specs_of(files)))}.", hint)
+        if len(files) == 1 and alone:
+            return files[0]
+        raise ModelNotFound(f"{spec} is a part of {', '.join(map(shlex.quote, short_specs(files)))}.", hint)
     raise ModelNotFound(f"There is no model {spec} in the list.", hint)
 
 
@@ -162,11 +168,13 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
     return hub.header(repository, choose_repo_model(repository, address.wanted))
 
 
-_LIST_EPILOG = """The last column is what --model takes; any part of it that no other model has will do, too: `qwen`,
-`qwen2.5-coder:q8_0`. tok/s is the last measured plain decoding speed, ≈ marks a prediction. PARAMS counts all tensors
-of a file: some have the token embeddings twice. Folders of yours are searched once they were typed into Ctrl+O in the
-app, or are named in config.toml: `folders = ["/mnt/models"]` below [model]."""
-_HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USED", "--model")
+_LIST_EPILOG = """The column -m is what --model takes; any part of a name that no other model has will do, too: `qwen`,
+`qwen2.5-coder:q8_0`. A narrow terminal leaves out the last columns. TOK/S was measured in the last answer, ≈ is
+predicted. PARAMS counts all tensors: some files have the token embeddings twice. Folders of yours are searched once
+they were typed into Ctrl+O in the app, or are in config.toml: `folders = ["/mnt/models"]` below [model]."""
+_HEADINGS = ("NAME", "QUANT", "SIZE", "FIT", "TOK/S", "-m", "PARAMS", "CONTEXT", "USED", "FILE")
+_FIGURES, _BESIDE_SPEC, _LEAST_NAME, _SHORT_SPEC = 55, 72, 22, 18
+"""Characters of a terminal's line beside a name and beside -m, and how many these have on narrow ones."""
 
 
 @click.command("list", epilog=_LIST_EPILOG)
@@ -179,8 +187,8 @@ def list_models(as_json: bool) -> None:
     tuned = TunedMachine(chosen, machine)
     groups = grouped(Library(chosen.model.folders).local_models())
     found = [model for group in groups for model in group]
-    specs = specs_of(found)
     if as_json:
+        specs = specs_of(found)
         rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
         for row, model, spec in zip(rows, found, specs, strict=True):
             del row["work"]
@@ -193,9 +201,13 @@ def list_models(as_json: bool) -> None:
         return
     for closed in unavailable(chosen.model.folders):
         click.echo(f"cpuchat: {closed}.", err=True)
-    names = [shown_name(group) for group in groups for _ in group]
+    names, specs = [shown_name(group) for group in groups for _ in group], [*map(_as_typed, short_specs(found))]
+    if is_terminal(sys.stdout):
+        room = shutil.get_terminal_size((80, 24)).columns
+        names = shortened(names, max(room - _FIGURES, _LEAST_NAME))
+        specs = [spec if len(spec) <= max(room - _BESIDE_SPEC, _SHORT_SPEC) else "" for spec in specs]  # not cut
     rows = [_row(model, name, spec, tuned) for model, name, spec in zip(found, names, specs, strict=True)]
-    echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6), drop=(7, 4, 1, 2, 0, 3, 5))  # --model names them, too
+    echo_table([_HEADINGS, *rows], right=(2, 4, 6, 7), drop=(9, 8, 7, 6, 5))
     if words := doubt(machine):
         click.echo(f"cpuchat: ≈ {words}", err=True)
 
@@ -203,31 +215,29 @@ def list_models(as_json: bool) -> None:
 def _row(model: LocalModel, name: str, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     is_sound = model.damaged is None
     remark = model.damaged or ("" if model.has_template else "no chat template")
+    expected = estimate_local(model, tuned.of(model.path)) if is_sound else None
+    predicted = f"≈{about(expected.tok_s)}" if expected is not None and expected.tok_s is not None else ""
     params = parameters(model.n_params) if model.n_params else ""
     if 0 < model.n_params_active < model.n_params:  # total and active
         params += f"/{parameters(model.n_params_active)}"
     return (
         name,
-        model.architecture,
-        params,
-        model.quantization if is_sound else model.state,
-        f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
+        model.quantization,
         size(model.size),
-        _speed(model, tuned) if is_sound else "",
+        verdict(expected) or model.state,
+        rate(model.measured_tok_s) if model.measured_tok_s else predicted,
+        spec,
+        params,
+        f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
         time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
-        f"{shlex.quote(spec)} ({remark})" if remark else shlex.quote(spec),
+        f"{paths.shown(model.path)}{f' ({remark})' if remark else ''}",
     )
 
 
-def _speed(model: LocalModel, tuned: TunedMachine) -> str:
-    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `too large` or `no SIMD`."""
-    if model.measured_tok_s:
-        return rate(model.measured_tok_s)
-    expected = estimate_local(model, tuned.of(model.path))
-    if expected.tok_s is not None:
-        return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
-    why_none = verdict(expected)
-    return why_none if why_none in ("too large", "no SIMD") else ""
+def _as_typed(spec: str) -> str:
+    """Return `spec` as a shell takes it, a path below the home folder with `~`."""
+    below = spec.removeprefix(f"{Path.home()}/")
+    return "~/" * (below != spec) + shlex.quote(below)
 
 
 _DELETE_EPILOG = """\b
@@ -245,7 +255,7 @@ is deleted."""
 def delete_model(spec: str, yes: bool) -> None:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
     library = Library(settings.load().model.folders)
-    deletion = library.deletion(find_model(library, spec, whole=True))
+    deletion = library.deletion(find_model(library, spec, whole=True, alone=not yes))
     if deletion.refused:
         raise UsageError(f"{shown_name([deletion.model])} was not deleted. {deletion.refused}")
     if not yes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
@@ -23,7 +24,6 @@ from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import is_inside
 from cpuchat.models.machine import machine_for, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
@@ -48,8 +48,9 @@ Examples:
   cpuchat models quantize --list
 
 SOURCE is what --model takes. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
-Face cache it goes to the first of your folders, or to models/ in the data folder (~/.local/share/cpuchat). Where SOURCE
-has TYPE already, only the matrices change whose types are given. Ctrl+C deletes the partial file."""
+Face cache or the store of Ollama, LM Studio or llama.cpp it goes to the first of your folders, or to models/ in the
+data folder (~/.local/share/cpuchat). Where SOURCE has TYPE already, only the matrices change whose types
+are given. Ctrl+C deletes the partial file."""
 
 
 @click.command("quantize", epilog=_EPILOG)
@@ -87,7 +88,7 @@ def quantize(
         source=path, out=out, type=wanted, matrices=matrices, threads=threads, requantize=allow_requantize, force=force
     )
     terminal = TerminalOutput()
-    terminal.note(f"{file_name(path)} → {out.name}")
+    terminal.note(f"{file_name(path)} → {paths.shown(out)}")
 
     def show(progress: QuantizeProgress) -> None:
         """`tensor 87 of 291 · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
@@ -106,7 +107,7 @@ def quantize(
     terminal.line(f"{made}  {size(made.stat().st_size)}")
     layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
     terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
-    if not any(is_inside(made.parent, folder) for folder in library.folders):
+    if not any(place.path.samefile(made) for place in library.places() if place.path.exists()):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
 
 

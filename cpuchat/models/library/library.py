@@ -15,7 +15,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
 from cpuchat.base.text import clean_line, folded
-from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix, without_quantization
+from cpuchat.models.file_names import SIZE, quantization_of, rank, role_of, without_prefix
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
 from cpuchat.models.library.places import (
@@ -35,6 +35,7 @@ from cpuchat.models.library.places import (
     only_drafts,
     repo_folder,
     repo_places,
+    shown_name,
     store_folders,
     walk,
 )
@@ -49,11 +50,11 @@ Tell = Callable[[str], None]
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 
 
-def is_named(model: LocalModel, words: Collection[str]) -> bool:
-    """Return whether all `words`, in lower case, are in the names of a model that people see: not its architecture, nor
-    the folders above it."""
+def is_named(model: LocalModel, words: Collection[str], place: str = "") -> bool:
+    """Return whether all `words`, in lower case, are in the names of a model that people see, `place` among them: not
+    its architecture, nor the folders above it."""
     file = "" if is_content(model.path) else model.path.name
-    names = folded(" ".join((model.name, model.quantization, model.repo, model.alias, file)))
+    names = folded(" ".join((model.name, model.quantization, model.repo, model.alias, file, place)))
     return all(folded(word) in names for word in words)
 
 
@@ -68,9 +69,39 @@ def specs_of(models: Collection[LocalModel]) -> list[str]:
     return [name if name and times[name] == 1 else str(model.path) for model, name in zip(models, named, strict=True)]
 
 
-def _is_quantized(model: LocalModel, quantization: str) -> bool:
-    kinds = quantization_of(model.path.name), model.quantization
-    return quantization in (*kinds, *map(without_prefix, kinds))
+def short_specs(models: Collection[LocalModel]) -> list[str]:
+    """Return a text for each model by which `Library.resolve` finds it, made to be typed: a word of its name that no
+    other model has, with its quantization if it has several files (`1.5b:q8_0`); else the name of its file, if that is
+    unique, or what `specs_of` has."""
+    usable = [model for model in models if not model.damaged and not only_drafts(model)]
+    stems = Counter(folded(model.path.stem) for model in models)
+    found = {
+        model.path: model.path.stem if stems[folded(model.path.stem)] == 1 and not model.alias else spec
+        for model, spec in zip(models, specs_of(models), strict=True)
+    }
+    for group in grouped(usable):
+        words = re.findall(r"[\w.-]+", shown_name(group).lower())
+        words = [*sorted(words, key=lambda word: SIZE.fullmatch(word) is None), " ".join(words)]
+        others = [model for model in usable if model not in group]
+        word = next((one for one in words if not any(is_named(model, [*one.split()]) for model in others)), "")
+        kinds = {model.quantization: model for model in reversed(group)}  # the first of each is taken
+        for model in (one for one in group if not one.alias):
+            if word and kinds[model.quantization] == model and is_named(model, word.split()):
+                found[model.path] = word if len(group) == 1 else f"{word}:{model.quantization.lower()}"
+    return [found[model.path] for model in models]
+
+
+def _quantized(models: list[LocalModel], wanted: str) -> list[LocalModel]:
+    """Return those with this quantization; else with the only one that begins so (q8)."""
+
+    def kinds(model: LocalModel) -> set[str]:
+        named = {quantization_of(model.path.name), model.quantization}
+        return named | {*map(without_prefix, named)}
+
+    begun = [model for model in models if any(kind.startswith(wanted) for kind in kinds(model))]
+    return [model for model in begun if wanted in kinds(model)] or (
+        begun if len({model.quantization for model in begun}) == 1 else []
+    )
 
 
 def _at(path: Path) -> Path | None:
@@ -99,23 +130,16 @@ def _still_there(path: Path, name: str) -> Path:
 
 
 def _ambiguous(spec: str, groups: list[list[LocalModel]]) -> ModelNotFound:
-    stems = [group[0].path.stem for group in groups]
-
-    def name(stem: str) -> str:
-        short = without_quantization(stem)  # may find others, too, or nothing: `a-from-q4` of `a-q8_0-from-q4`
-        return short if sum(short in one for one in stems) == 1 else stem
-
-    names = [group[0].alias or name(stem) for group, stem in zip(groups, stems, strict=True)]
-    return ModelNotFound(f"{spec} names {len(groups)} models: {_listed(names)}.", "Give more of the name.")
+    files = [model.alias or clean_line(model.path.name) for group in groups for model in group]
+    return ModelNotFound(f"{spec} names {len(groups)} models: {_listed(files)}.", "Give more of the name.")
 
 
 def _tell_choice(spec: str, path: Path, files: list[LocalModel], tell: Tell) -> None:
-    """`qwen is Qwen2.5 Coder 1.5B Q4_K_M, one of 2 files here. Others: qwen:Q8_0.`"""
+    """`qwen is qwen2.5-coder-1.5b-q4_k_m.gguf, one of 2 files here. Others: qwen:Q8_0.`"""
     for taken in (one for one in files if one.path == path and len(files) > 1):
         others = sorted({one.quantization for one in files} - {taken.quantization}, key=rank)
         more = f" Others: {', '.join(f'{spec}:{kind}' for kind in others)}." if others else ""
-        name = f"{without_quantization(taken.name)} {taken.quantization}"
-        tell(clean_line(f"{spec} is {name}, one of {len(files)} files here.{more}"))
+        tell(clean_line(f"{spec} is {taken.alias or taken.path.name}, one of {len(files)} files here.{more}"))
 
 
 def _listed(names: list[str]) -> str:
@@ -174,8 +198,8 @@ class Library:
         other model has, also with ":QUANT". Of a model in several files the usual one is taken, which it may `tell`.
         Raises ModelNotFound: nothing matches, or several models do, which it lists; the hint names what is close."""
         spec = spec.strip()
-        if spec in DEMO_FILES:
-            path = paths.demo_dir() / DEMO_FILES[spec]
+        if spec.lower() in DEMO_FILES:
+            path = paths.demo_dir() / DEMO_FILES[spec.lower()]
             if not path.is_file():
                 raise ModelNotFound(
                     f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE."
@@ -223,6 +247,8 @@ class Library:
         hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
         if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
             hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
+        if files := self._models_named(spec.lower().replace("@", ":").rpartition(":")[0].split()):
+            hints = [f"You have {', '.join(sorted({model.quantization for model in files}, key=rank))} of it."]
         hints = hints or ["Give the path of a GGUF file, or a name as `cpuchat models list` shows it."]
         raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
 
@@ -230,11 +256,10 @@ class Library:
         """Return the models whose names contain each word of `text`, by their files, in the order of lists; with a
         quantization behind a colon those files alone (`qwen2.5-coder:q8_0`). Models that only draft, and those that
         cannot be loaded, are left out unless there are no others."""
-        words, quant = text.lower().split(), ""
-        found = self._models_named(words)
-        if not found and ":" in text:
-            name, _, quant = text.lower().rpartition(":")
-            found = [model for model in self._models_named(name.split()) if _is_quantized(model, quant.upper())]
+        found = self._models_named(text.lower().split())
+        name, colon, quant = text.lower().replace("@", ":").rpartition(":")  # LM Studio writes `qwen@q8_0`
+        if not found and colon:
+            found = _quantized(self._models_named(name.split()), quant.upper())
             found = found or self._models_named([*name.split(), quant])  # as Ollama names it: `qwen2.5-coder:1.5b`
         usable = [model for model in found if not model.damaged]
         return grouped([model for model in usable if not only_drafts(model)] or usable or found)

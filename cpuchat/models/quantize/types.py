@@ -28,7 +28,7 @@ from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import LAYER_TABLE, gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRECISE, TensorInfo
-from cpuchat.models.library.places import LocalModel, is_inside
+from cpuchat.models.library.places import LocalModel, hub_cache, is_inside, store_folders
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import scalar_types, why_slow
 from cpuchat.models.traffic import N_PAST, typical_work
@@ -163,8 +163,10 @@ def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: 
 def suggested_folder(source: Path, library: Library) -> Path:
     """Return the folder of `source` if it is the user's, else the first writable folder of the library.
 
-    Nothing is put into a cache or the package."""
-    kept = any(is_inside(source.parent, place) for place in (library.cache, paths.demo_dir()))
+    Nothing is put into a cache, the store of another program or the package, where it could not be deleted."""
+    kept = any(
+        is_inside(source.parent, one) for one in (library.cache, hub_cache(), *store_folders(), paths.demo_dir())
+    )
     places = [*([] if kept else [source.parent]), *library.folders]
     return next((place for place in places if is_folder(place, os.W_OK | os.X_OK)), paths.made_models_dir())
 

@@ -134,7 +134,8 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         if candidates is None:
             listed.show([ListRow(note="Reading…")])
             return
-        candidates = dict(sorted(candidates.items(), key=lambda item: item[1].fits is False))  # those last
+        order = lambda one: (one.fits is False, one.where == "hub", -one.expected.mean)  # noqa: E731 - the best here first
+        candidates = {one.spec: one for one in sorted(candidates.values(), key=order)}
         loaded = next((key for key, candidate in candidates.items() if self._is_loaded(candidate)), "")
         chosen = self._services.settings.speculation.wanted_draft or ChosenDrafts().of(self._target) or models.AUTO
         best = recommended(candidates.values())

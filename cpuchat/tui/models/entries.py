@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.base.text import clean_line, folded
+from cpuchat.base.text import clean_line, cut, folded
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _HOST_AND_PORT = re.compile(r"(localhost|\d+(\.\d+){3}):\d{1,5}(/v1/?)?")  # other names may be models: `qwen3:8`
+HERE_HEADING = "on this machine"
 SEARCH = "search"
 """Key of the search on Hugging Face."""
 
@@ -201,7 +202,7 @@ class ModelListState:
         ours = [model for model in self.local or () if not only_drafts(model)]
         none = self.local_problem or "no models yet: choose one below, or paste the path of a file or folder"
         note = "" if words else none if self.local is not None else "Reading…"
-        yield ModelListSection("on this machine", _entries(ours, words), note)
+        yield ModelListSection(HERE_HEADING, _entries(ours, words), note)
         for closed in () if words else self.unavailable:
             yield ModelListSection("", (), f"! {closed}")
         draft_only = [model for model in self.local or () if only_drafts(model)]
@@ -252,44 +253,40 @@ def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry
     for group in groups:
         name = shown_name(group)
         name = name if alike[name] == 1 or len(group) > 1 else without_quantization(known_as(group[0].path))
-        for label, model in zip(_labels(group), group, strict=True):
-            names = (label, name) if len(group) > 1 else (name, "")
-            if is_named(model, words):
+        for model in group:
+            names = (
+                (model.alias if model.source == "ollama" else known_as(model.path), name)
+                if len(group) > 1
+                else (name, "")
+            )
+            if is_named(model, words, _STORE_WORDS.get(model.source, "")):
                 found.append(ModelListEntry(f"local {model.path}", model, name=names[0], model=names[1]))
     return tuple(found)
 
 
-def _labels(group: list[LocalModel]) -> list[str]:
-    """Return what tells each file of a model from the others beside its quantization: a name that finds it, its
-    publisher or program, what its name has and theirs have not, else where it is."""
-    kinds, names = [model.quantization for model in group], [known_as(model.path) for model in group]
-    stems = [without_quantization(name) for name in names]
-    plain = min(stems, key=len)  # which the others may continue
-    is_begun = all(stem.lower().startswith(plain.lower()) for stem in stems)
-    are_ours = {model.source for model in group} == {"folder"}
-
-    def label(model: LocalModel, stem: str) -> str:
-        if model.alias or model.source == "huggingface":
-            return model.alias or model.repo.partition("/")[0]
-        if model.source in STORES or not are_ours:
-            return STORES[model.source] if model.source in STORES else _folder(model)
-        rest = stem[len(plain) :].lstrip("-._ ") if is_begun else stem
-        return "" if rest.upper() == model.quantization else rest
-
-    found = [label(model, stem) for model, stem in zip(group, stems, strict=True)]
-    for others in (map(_folder, group), names):
-        alike = Counter(zip(found, kinds, strict=True))
-        either = zip(found, others, kinds, strict=True)
-        found = [label if alike[label, kind] == 1 else other for label, other, kind in either]
-    return found
+def _beside(file: str, model: str, quantization: str) -> str:
+    """Return what the name of a file has beyond that of its model: `…q8_0-from-q4`; all of it if that is nothing, or
+    the quantization alone."""
+    rest, words = file, re.findall(r"[^-_. :]+(?:\.\d+[^-_. :]*)?", model)
+    for word in words:
+        if not rest.lower().startswith(word.lower()):
+            break
+        rest = rest[len(word) :].lstrip("-_. :") or file
+    return file if rest in (file, "") or rest.upper() == quantization else f"…{rest}"
 
 
-def _folder(model: LocalModel) -> str:
+def place(model: LocalModel) -> str:
+    """Return where a model is kept: its folder, or the program that keeps it."""
+    if model.source in PLACES:
+        return PLACES[model.source]
     folder = paths.shown(model.path.parent)
-    return folder if len(folder) <= _LONGEST_FOLDER else f"…/{model.path.parent.name}"
+    return folder if len(folder) <= _LONGEST_FOLDER else f"…/{cut(model.path.parent.name, _LONGEST_FOLDER - 2)}"
 
 
-_LONGEST_FOLDER = 22
+PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
+_STORE_WORDS = {"huggingface": "Hugging Face HF cache", "ollama": "Ollama", "lmstudio": "LM Studio lmstudio"}
+"""What finds all models of a store; not `llama`, by which people mean a model."""
+_LONGEST_FOLDER = 14
 """Characters of a folder beside the figures of a file; the details have the whole path."""
 
 
@@ -346,18 +343,21 @@ def typed_path(text: str) -> Path | None:
     return paths.expanded(text if is_quoted else re.sub(r"\\(.)", r"\1", text))
 
 
-HERE, LOADED, LOADING, NOT_HERE, DAMAGED, NOT_ALONE, FILES = "○", "●", "◐", "◌", "!", "·", "▾"
+HERE, LOADED, LOADING, NOT_HERE, DAMAGED, NOT_ALONE, FILES = "○", "●", "◐", "◌", "!", "·", ""
 
 
 def list_rows(
     sections: list[ModelListSection], predictions: Mapping[str, Prediction], loaded: Source | None,
-    *, is_loading: bool = False,
+    *, is_loading: bool = False, writing: str = "",
 ) -> list[ListRow]:  # fmt: skip
-    """Return all lines, headings included. `predictions` by key of the entry; `is_loading`: `loaded` still is."""
+    """Return all lines, headings included. `predictions` by key of the entry; `is_loading`: `loaded` still is;
+    `writing`: name of the file that is being quantized."""
     rows: list[ListRow] = []
     for section in sections:
         if section.heading:
             rows.append(ListRow(name=section.heading))
+        if section.heading == HERE_HEADING and writing:
+            rows.append(ListRow(mark=LOADING, name=writing))
         over = ""
         for entry in section.entries:
             if entry.model and entry.model != over:
@@ -365,8 +365,11 @@ def list_rows(
             over = entry.model
             line = row(entry, predictions.get(entry.key), loaded)
             if is_loading and line.mark == LOADED and line.columns is not None:
-                line = replace(line, mark=LOADING, columns=(*line.columns[:2], "loading", ""))
-            rows.append(replace(line, mark=f"  {line.mark}") if entry.model else line)
+                line = replace(line, mark=LOADING, columns=(*line.columns[:2], "loading", line.columns[3]))
+            if entry.model:
+                kind = line.columns[0] if line.columns is not None else ""
+                line = replace(line, mark=f"  {line.mark}", short=_beside(entry.name, entry.model, kind))
+            rows.append(replace(line, place=place(entry.subject)) if isinstance(entry.subject, LocalModel) else line)
         if not section.entries:
             rows.append(ListRow(note=section.note))
     return rows
@@ -433,8 +436,6 @@ def _loadable(
 Row = tuple[str, str]
 
 _MAX_FILES = 4  # of a deletion that are named
-
-SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder": "your folder", **STORES}
 
 
 @dataclass(frozen=True)
@@ -532,7 +533,7 @@ def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *mo
 def title(subject: Subject) -> str:
     match subject:
         case LocalModel() as model:
-            return shown_name([model])
+            return f"{shown_name([model])} · {place(model)}"
         case CatalogModel(name=name) | FoundRepository(id=name):
             return name
         case Download(order=order):
@@ -572,8 +573,8 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
 
 def _place(model: LocalModel, used: str = "") -> list[Row]:
     used = f"used {used}" if used else ""
-    where = filter(None, (SOURCES.get(model.source, model.source), model.alias, model.repo, used))
-    return [("from", " · ".join(where)), ("path", paths.shown(model.path))]
+    where = filter(None, (PLACES.get(model.source, "your folder"), model.alias, model.repo, used))
+    return [("file", paths.shown(model.path)), ("from", " · ".join(where))]
 
 
 def _memory(known: ModelDetails) -> list[Row]:

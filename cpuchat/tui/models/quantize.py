@@ -88,7 +88,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
                     self._show_types()
                     done, of = len(self.predictions), len(self._types)
                     progress = f"Computing sizes and speeds · {done} of {of}" if done < of else ""
-                    self._say(self._outcome or progress or models.requantizing(self._model))
+                    self._say(self._outcome or progress)
         except CpuchatError as error:
             self._say(error.message)
             self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)
@@ -155,6 +155,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             self.warn(found)
             return
         if found is None or out is None:
+            self.notify(f"The size of {kind.name} is still being computed. Press Enter again when it is shown.")
             return
         forecast = found.forecast
         again = f"Already quantized ({', '.join(forecast.lossy)}). Requantizing loses quality a second time."

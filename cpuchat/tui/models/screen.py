@@ -43,7 +43,6 @@ from cpuchat.tui.models.entries import (
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ChoiceScreen, DialogChoice, Dismissable
-from cpuchat.tui.widgets.download_line import QuantizeLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 
@@ -115,12 +114,10 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         about = "search, or paste a path or the address of a server"
         yield FilterBox(placeholder=about, id="filter", compact=True)
 
-    def compose_below(self) -> ComposeResult:
-        yield QuantizeLine(self.services.quantizing)
-
     def on_mount(self) -> None:
         self.services.downloading.changed.subscribe(self, self._download_changed)
-        self.services.quantizing.changed.subscribe(self, lambda made: self._read_files() if made else None)
+        changed = self.services.quantizing.changed
+        changed.subscribe(self, lambda made: self._read_files() if made else self.state_changed())
         self.set_interval(_LOADED_SECONDS, self._follow_load)
         if self._at_downloads:
             self._wanted = self._newest_download()
@@ -170,7 +167,9 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:
         try:
-            found: dict[str, object] = {"local": tuple(await asyncio.to_thread(self.reader.local_models))}
+            found: dict[str, object] = {"local": (local := tuple(await asyncio.to_thread(self.reader.local_models)))}
+            if self.catalog is not None:
+                found["here"] = await asyncio.to_thread(self.reader.known_here, self.catalog, local)
         except (CpuchatError, OSError) as error:
             found = {"local": (), "local_problem": str(error)}
         closed = await asyncio.to_thread(unavailable, self.services.settings.model.folders)
@@ -190,7 +189,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             self.notify(problems, title="Catalog entries skipped", severity="warning", timeout=10, markup=False)
         self.catalog, self.machine = catalog, machine
         self.predictions.update((catalog_key(models[id]), prediction) for id, prediction in found.items())
-        self._update(catalog=ranked(catalog.models, found))
+        here = await asyncio.to_thread(reader.known_here, catalog, self.state.local or ())
+        self._update(catalog=ranked(catalog.models, found), here=here)
         self._predict_listed()
 
     def _follow_load(self) -> None:
@@ -311,7 +311,9 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         sections = self.state.sections(self._text)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
         chosen, listed = self._loading or self._loaded, self.listed
-        rows = entries.list_rows(sections, self.predictions, chosen, is_loading=self._loading is not None)
+        making = self.services.quantizing
+        rows = entries.list_rows(sections, self.predictions, chosen, is_loading=self._loading is not None,
+                                 writing=downloads.quantizing(making.job, making.progress))  # fmt: skip
         found = self.state.search.found if self.state.search is not None else None
         if listed.moved and listed.marked in self._entries:
             mark = listed.marked
@@ -329,7 +331,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         else:
             mark = f"{'server' if isinstance(chosen, ServerModel) else 'local'} {chosen}"
         listed.show(rows, mark)
-        self.query_one("#list").border_subtitle = doubt(self.machine)
+        self.query_one("#list").border_subtitle = doubt(self.machine, in_app=True)
 
     @property
     def _text(self) -> str:

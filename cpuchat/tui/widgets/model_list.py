@@ -28,8 +28,11 @@ from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
 _NARROWEST = (6, 7, 6, 12)  # cells of the columns; a speed that comes moves nothing
+_WIDEST_KIND = 8  # longer quantizations begin further left
 _MIN_NAME = 22  # cells of a name beside all columns; longer ones get a line of their own
 _BESIDE_FEW = 14  # beside less of them
+_BESIDE_PLACE = 12  # of the name of a file beside its place
+_WITH_PLACES = 100  # columns of a terminal that shows where files are
 
 
 class ModelList(ScrollView, can_focus=False):
@@ -67,7 +70,7 @@ class ModelList(ScrollView, can_focus=False):
         self.rows: tuple[ListRow, ...] = ()
         self._lines: list[tuple[int, int]] = []  # of each line on the screen: its row, and which line of that it is
         self._width = 0  # of these lines: a paint may come between another width and its event
-        self._widths = _NARROWEST
+        self._widths, self._places = _NARROWEST, 0
         self._at: int | None = None
         self.moved = False
         """Whether the user has moved the selection."""
@@ -96,7 +99,8 @@ class ModelList(ScrollView, can_focus=False):
             max(least, *(cell_len(clean_line(row[n])) for row in cells)) if cells else least
             for n, least in enumerate(_NARROWEST)
         )
-        self._widths = widths[0], widths[1], widths[2], widths[3]
+        self._widths = min(widths[0], _WIDEST_KIND), widths[1], widths[2], widths[3]
+        self._places = max((cell_len(clean_line(row.place)) for row in self.rows), default=0)
         self._lines = [
             (number, part) for number, row in enumerate(self.rows) for part in range(self._height(row, width))
         ]
@@ -104,7 +108,7 @@ class ModelList(ScrollView, can_focus=False):
 
     def _height(self, row: ListRow, width: int) -> int:
         """Return how many lines a row takes: a name is never cut off, so that what is beside it goes below it."""
-        if (not row.key and row.mark == " ") or not width:
+        if (not row.key and row.mark == " ") or not width or row.short is not None:
             return 1
         name, beside = clean_line(row.name), cell_len(self._beside(row, width))
         room = width - cell_len(row.mark) - 1
@@ -125,7 +129,12 @@ class ModelList(ScrollView, can_focus=False):
             ([kind, short], 0),
         )
         fitting = ("  ".join(cells) for cells, least in layouts if width - sum(map(len, cells)) - 8 >= least)
-        return next(fitting, kind)
+        beside = next(fitting, kind)
+        if row.place and self.screen.size.width >= _WITH_PLACES:
+            placed = f"{clean_line(row.place):<{self._places}}  {beside}"
+            least = cell_len(clean_line(row.name)) if row.short is None else _BESIDE_PLACE
+            return placed if width - cell_len(row.mark) - cell_len(placed) - 3 >= least else beside
+        return beside
 
     def move(self, lines: int) -> None:
         places = [number for number, row in enumerate(self.rows) if row.key]
@@ -198,6 +207,8 @@ class ModelList(ScrollView, can_focus=False):
         beside, height = self._beside(row, width), self._height(row, width)
         mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
         pieces = [clean_line(row.name)] if height == 1 else _pieces(clean_line(row.name), width - cell_len(mark))
+        if row.short is not None and cell_len(pieces[0]) > room - cell_len(mark):
+            pieces = [_without_middle(clean_line(row.short), room - cell_len(mark))]
         if part == len(pieces):
             line = Text.assemble("" if row.columns else " " * cell_len(mark), (beside, dim), no_wrap=True)
             line.truncate(width, overflow="ellipsis")
@@ -216,6 +227,15 @@ class ModelList(ScrollView, can_focus=False):
             return name.append(f"  {beside}", dim)
         name.truncate(room, pad=True)
         return name.append(f"  {beside}" if beside else "", dim)
+
+
+def _without_middle(name: str, width: int) -> str:
+    """Cut a name in its middle: its end tells it from others."""
+    if cell_len(name) <= width:
+        return name
+    begin = max(width // 3, 1)
+    end = chop_cells(name[::-1], max(width - begin - 1, 1))[0][::-1]
+    return f"{chop_cells(name, begin)[0]}…{end}"
 
 
 def _pieces(name: str, width: int) -> list[str]:

@@ -6,11 +6,12 @@ import json
 import time
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from cpuchat.config import settings
 from cpuchat.models.library import usage
-from tests.cli.program import HANG_GUARD, run, succeeded
+from tests.cli.program import COMMAND, HANG_GUARD, run, succeeded
 from tests.models.library.files import cached
 from tests.models.library.test_usage import answer, info
 
@@ -25,13 +26,21 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
     settings.update({"model": {"folders": [str(tiny_model_without_template.parent)]}})
     done = succeeded("models", "list")
     headings, *lines = done.stdout.splitlines()
-    assert headings.split() == ["NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "--model"]
-    [of_cache] = [line for line in lines if "some/tiny-GGUF:F32" in line]
-    assert of_cache.split()[:5] == ["tiny", "llama", "117k", "F32", "4,096"]
+    assert headings.split() == ["NAME", "QUANT", "SIZE", "FIT", "TOK/S", "-m", "PARAMS", "CONTEXT", "FILE"]
+    [of_cache] = [line for line in lines if "some--tiny-GGUF" in line]
+    assert of_cache.split()[:5] == ["tiny", "F32", "474", "kB", "fits"]
     [of_folder] = [line for line in lines if str(tiny_model_without_template) in line]
     assert of_folder.endswith("(no chat template)")
     assert "\x1b" not in done.stdout
     assert "±50 % until measured" in done.stderr
+
+
+def test_a_narrow_terminal_keeps_the_figures_and_cuts_no_name_that_is_typed(hub: Path, tiny_model: Path) -> None:
+    cached(hub, "some/a-very-long-name-of-a-repository-GGUF", f"{'long-' * 9}F32.gguf", tiny_model)
+    shown = pexpect.run(f"{COMMAND[0]} {' '.join(COMMAND[1:])} models list", dimensions=(24, 60), timeout=HANG_GUARD)
+    headings, first, *_ = shown.decode().splitlines()
+    assert headings.split()[:5] == ["NAME", "QUANT", "SIZE", "FIT", "TOK/S"] and "-m" in headings
+    assert first.split()[1:5] == ["F32", "474", "kB", "fits"] and " tiny " in first
 
 
 @pytest.mark.usefixtures("measured_machine", "one_core")
@@ -45,7 +54,7 @@ def test_a_model_that_answered_has_its_speed(tiny: Path) -> None:
     assert all(row["last_used"] is row["measured_tok_s"] is None and row["predicted_tok_s"] > 0 for row in others)
     usage.answered(info(Path(first["path"])), answer(41.26))  # that of an answer beside other load is not kept
     headings, line, *_ = run("models", "list").stdout.splitlines()
-    assert headings.split()[-3:] == ["TOK/S", "USED", "--model"]
+    assert headings.split()[-2:] == ["USED", "FILE"]
     assert time.strftime("%Y-", time.localtime()) in line
 
 
@@ -55,4 +64,4 @@ def test_what_is_damaged_comes_last_and_says_so(hub: Path, tiny_model: Path, tmp
     (folder / "broken.gguf").write_bytes(b"GGUF")
     settings.update({"model": {"folders": [str(folder)]}})
     damaged = succeeded("models", "list").stdout.splitlines()[-1]
-    assert f"  '{folder}/broken.gguf' (" in damaged and "  damaged  " in damaged  # as a shell takes it
+    assert f"  {folder}/broken.gguf (" in damaged and "  damaged  " in damaged

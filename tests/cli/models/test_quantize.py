@@ -30,23 +30,26 @@ def test_the_file_lies_beside_its_source(half: Path) -> None:
     out = half.with_name("llama-Q4_K_M.gguf")
     assert done.stdout.startswith(str(out))
     assert read_header(out).quantization == "Q4_K_M"
-    assert "llama-F16.gguf → llama-Q4_K_M.gguf" in done.stderr
+    assert f"llama-F16.gguf → {out}" in done.stderr
     assert "Q4_K is " in done.stderr and "At load on this CPU" in done.stderr
     assert "`cpuchat models list` does not search this folder" in done.stderr
 
 
-def test_from_a_cache_it_goes_to_our_own_folder_and_is_listed(half: Path, hub: Path) -> None:
-    snapshot = hub / "models--some--llama-GGUF/snapshots/abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "llama-F16.gguf").symlink_to(half)
+@pytest.mark.parametrize(
+    "place",
+    [".cache/huggingface/hub/models--some--llama-GGUF/snapshots/abc", ".lmstudio/models/some/llama-GGUF"],
+)
+def test_from_a_cache_or_store_it_goes_to_our_own_folder_and_is_listed(half: Path, place: str) -> None:
+    (folder := Path.home() / place).mkdir(parents=True)
+    (folder / "llama-F16.gguf").symlink_to(half)
     done = run("models", "quantize", "some/llama-GGUF:F16", "Q8_0")
     out = paths.made_models_dir() / "llama-Q8_0.gguf"
-    assert done.stdout.startswith(f"{out}  ")
-    assert [path.name for path in snapshot.iterdir()] == ["llama-F16.gguf"]
+    assert done.stdout.startswith(f"{out}  ") and "does not search" not in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["llama-F16.gguf"]
     listed = {row["path"] for row in json.loads(run("models", "list", "--json").stdout)}
     assert str(out) in listed
-    assert run("models", "delete", str(out), "--yes").returncode == 0
-    assert not out.exists()
+    assert run("models", "delete", "synthetic:q8", "--yes").returncode == 3 and out.exists()  # not by a part
+    assert run("models", "delete", str(out), "--yes").returncode == 0 and not out.exists()
 
 
 def test_another_place_and_the_types(half: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cpuchat.base.errors import ModelNotFound
 from cpuchat.models.gguf.header import known_as, read_model
 from cpuchat.models.library import places
-from cpuchat.models.library.library import Library
+from cpuchat.models.library.library import Library, short_specs
 from cpuchat.models.library.places import grouped, natural
 from cpuchat.models.synthetic.model import write_model
 from tests.models.library.files import cached
@@ -257,7 +257,7 @@ def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
         library.resolve("qwen")
     assert caught.value.hint == "Give more of the name."
     lmstudio(home, "a/c", "qwen3-8b-q8_0-from-q4.gguf", model)
-    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 models: qwen3-8b-F32, qwen3-8b-q8_0-from-q4\."):
+    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 models: qwen3-8b-F32.gguf, qwen3-8b-q8_0-from-q4.gguf\."):
         library.resolve("qwen3")
     (home / ".lmstudio" / "models" / "a" / "c" / "qwen3-8b-q8_0-from-q4.gguf").unlink()
     assert library.resolve("QWEN3").name == "qwen3-8b-F32.gguf"
@@ -271,10 +271,25 @@ def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
     for file in (model, write_model(home / "c.gguf", "tiny", "Q4_0")):
         lmstudio(home, "a/e", f"coder-{read_model(file).quantization}.gguf", file)
     assert library.resolve("synthetic", told.append).name == "coder-Q4_0.gguf"
-    assert told == ["synthetic is synthetic tiny Q4_0, one of 2 files here. Others: synthetic:Q8_0."]
-    for nothing in ("llama", "lmstudio", "qwen3:q4_0"):  # the architecture, a folder, a type that is not here
+    assert told == ["synthetic is coder-Q4_0.gguf, one of 2 files here. Others: synthetic:Q8_0."]
+    for eight in ("synthetic:q8", "synthetic@Q8_0"):  # as LM Studio writes it
+        assert library.resolve(eight).name == "coder-Q8_0.gguf"
+    for nothing in ("llama", "lmstudio"):  # the architecture, a folder
         with pytest.raises(ModelNotFound, match="no model"):
             library.resolve(nothing)
+    with pytest.raises(ModelNotFound, match=r"You have Q4_0, Q8_0 of it\."):
+        library.resolve("synthetic:q6_k")
+
+
+def test_what_a_list_names_a_file_by_is_short_and_finds_that_file(home: Path, store: Path, tmp_path: Path) -> None:
+    for name, kind in (("a-Q4_0", "Q4_0"), ("a-Q8_0", "Q8_0"), ("again", "Q8_0")):
+        lmstudio(home, "a/b", f"{name}.gguf", write_model(tmp_path / "made.gguf", "tiny", kind))
+    ollama(store, "other:7b", write_tiny_gguf(tmp_path / "tiny.gguf"))
+    library = Library()
+    found = [model for group in grouped(library.local_models()) for model in group]
+    named = dict(zip(short_specs(found), (model.path for model in found), strict=True))
+    assert {"synthetic:q4_0", "synthetic:q8_0", "again", "other:7b"} <= {*named}
+    assert {spec: library.resolve(spec) for spec in named} == named
 
 
 def test_files_of_one_model_stand_together_in_the_order_of_names(tmp_path: Path, home: Path, store: Path) -> None:

@@ -148,10 +148,10 @@ async def test_a_queued_message_waits_for_the_calibration_which_escape_skips() -
     backend = _Skipping(load_steps=steps)
     async with running(backend, size=SMALL) as app:
         await app.until(first.reached.is_set)
-        await app.until(lambda: "loading · calibrating drafts · Esc skips  25 %" in app.status)
+        await app.until(lambda: "loading · calibrating when drafts pay · Esc skips  25 %" in app.status)
         await app.send("Hello", wait=False)
         first.open()
-        await app.until(lambda: "loading · calibrating drafts · Esc skips  50 %" in app.status)
+        await app.until(lambda: "loading · calibrating when drafts pay · Esc skips  50 %" in app.status)
         assert "Esc skips calibrating" in app.screen_text and backend.n_stops == 0
         await app.press("escape")
         assert backend.n_stops == 1 and [one.text for one in app.chat.session.queue] == ["Hello"]

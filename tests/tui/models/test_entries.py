@@ -110,6 +110,8 @@ def test_the_files_of_a_model_stand_below_its_name_and_are_told_apart() -> None:
         "on this machine", "qwen3:8b", "tuned", "tuned-a", "tuned-b", "small", "only for drafting", "Some draft 0.6B",
     ]  # fmt: skip
     larger = msgspec.structs.replace(one, path=Path("/m/other-13b-Q8_0.gguf"), n_params=13)  # of the same name
+    writing = entries.list_rows(shelf.sections(""), {}, None, writing="new-Q4_0.gguf · writing 40 %")[1]
+    assert (writing.mark, writing.key) == (entries.LOADING, "")  # a line that cannot be selected
     twice = entries.list_rows(ModelListState(local=(one, larger)).sections(""), {}, None)
     assert [row.name for row in twice] == ["on this machine", "other-13b", "tuned-a"]
     narrowed = entries.list_rows(shelf.sections("tuned-b"), {}, None)
@@ -118,21 +120,16 @@ def test_the_files_of_a_model_stand_below_its_name_and_are_told_apart() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("files", "labels"),
-    [(("m-Q8_0", "m-F16-pure", "M-Q4_0"), ("", "pure", "")), (("a/m-Q4_0", "b/m-Q4_0"), ("…/a", "…/b")),
-     (("Q8_0", "F16"), ("", "")), (("a-Q8_0", "b-F16"), ("a", "b"))],
-)  # fmt: skip
-def test_files_are_told_apart_by_what_their_names_add_else_by_short_folders(
-    files: tuple[str, ...], labels: tuple[str, ...]
-) -> None:
-    folder = Path("/srv/disks/third/language")
-    models = (
-        LocalModel(path=folder / f"{name}.gguf", name="m", source="folder", quantization=quantization_of(name))
-        for name in files
-    )
-    rows = entries.list_rows(ModelListState(local=(*models,)).sections(""), {}, None)
-    assert [row.name for row in rows] == ["on this machine", "m", *labels]
+def test_a_file_is_known_by_its_name_which_no_other_file_changes_and_shortens_to_what_it_adds() -> None:
+    names = ("m-F16-pure", "m-Q4_0", "other", "M")
+    models = [
+        LocalModel(path=Path(f"/srv/third/{name}.gguf"), name="m", source="folder", quantization=quantization_of(name))
+        for name in names
+    ]
+    *_, heading, pure, plain, other, same = entries.list_rows(ModelListState(local=(*models,)).sections(""), {}, None)
+    assert heading.name == "m" and {pure.place, plain.place} == {"/srv/third"}
+    found = {row.name: row.short for row in (pure, plain, other, same)}
+    assert found == {"m-F16-pure": "…F16-pure", "m-Q4_0": "m-Q4_0", "other": "other", "M": "M"}
 
 
 def test_the_address_of_a_server_needs_no_scheme_and_a_name_with_a_tag_is_none() -> None:
@@ -141,10 +138,12 @@ def test_the_address_of_a_server_needs_no_scheme_and_a_name_with_a_tag_is_none()
     assert "search" in keys(FULL.sections("qwen3:8"))
 
 
-def test_no_model_is_found_by_its_architecture_or_the_folder_that_it_is_in() -> None:
+def test_no_model_is_found_by_its_architecture_or_the_folder_that_it_is_in_but_by_its_store() -> None:
     one = LocalModel(path=Path("/m/.cache/llama.cpp/smol.gguf"), name="smol", source="llama.cpp", architecture="llama")
     assert keys(ModelListState(local=(one,)).sections("llama")) == ["search"]
-    assert keys(ModelListState(local=(one,)).sections("smol")) == [f"local {one.path}", "search"]
+    theirs = msgspec.structs.replace(one, source="lmstudio")
+    for text, local in (("smol", one), ("lm studio", theirs)):
+        assert keys(ModelListState(local=(local,)).sections(text)) == [f"local {one.path}", "search"]
 
 
 def test_what_the_engine_does_not_know_is_told_in_the_results_of_a_search() -> None:
