@@ -237,7 +237,7 @@ def _judged(
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
     limit = reads / found.bytes_per_token if work.weight_bytes > machine.cache_bytes else None
     tok_s = 1 / own_cost.seconds
-    low = (1 - ROUGH) * tok_s if machine.rough else tok_s
+    low = tok_s / ROUGH if machine.rough else tok_s
     return msgspec.structs.replace(found, tok_s=tok_s, low_tok_s=low, limit_tok_s=limit, cost=own_cost, basis=basis)
 
 

@@ -34,7 +34,7 @@ from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
-from cpuchat.telemetry.machine import ROUGH
+from cpuchat.telemetry.machine import ROUGH_WORDS
 from cpuchat.telemetry.roofline import NO_MEMORY_LIMIT
 from cpuchat.telemetry.units import about, plural, size, tokens
 
@@ -345,7 +345,7 @@ def doubt(machine: Machine | None) -> str:
         return f"no speeds: {machine.peak_source}"
     if machine.rough and machine.at_least:  # as all figures say of this bandwidth
         return "speeds may be higher: `cpuchat probe` when idle"
-    rough = f"±{100 * ROUGH:.0f} %" if machine.rough else "rough"
+    rough = ROUGH_WORDS if machine.rough else "rough"
     return f"speeds are {rough} until measured: `cpuchat probe`"
 
 

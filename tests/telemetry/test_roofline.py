@@ -106,7 +106,9 @@ def test_an_estimated_peak_is_a_limit_that_is_rough_and_until_it_is_beaten():
     guessed = with_(peak_read=50.0 * GB, peak_estimated=True)
     now = roofline(guessed, decoding(24), 500.0)
     assert (now.ceiling_plain.value, now.utilization.value) == (pytest.approx(25), pytest.approx(0.96))
-    assert now.rough and now.limit == "" and now.peak.value.source == "estimated for 2 cores, ±50 % until measured"
+    assert (
+        now.rough and now.limit == "" and now.peak.value.source == "estimated for 2 cores, up to 2× off until measured"
+    )
     assert roofline(guessed, decoding(20), 22.0).limit == "compute"
     assert roofline(guessed, decoding(30)).peak.value == Peak(60 * GB, (0, 2), at_least=True)
 

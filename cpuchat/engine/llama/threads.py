@@ -45,22 +45,30 @@ def leave_cores() -> None:
 
 
 class CpuWait:
-    """Tells for which share of the time since it was made `n_threads` threads waited for a core that another program
-    had: those that ran most, as threads which write text or states may wait for long."""
+    """Tells for which share of the time since it was made `n_threads` threads ran, and waited for a core that another
+    program had: those that ran most, as threads which write text or states may wait for long. In the rest they sleep,
+    such as at a barrier while another thread waits."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
         self._before, self._start = dict(_thread_times(_thread_ids())), perf_counter()
 
     def share(self) -> float | None:
-        """Return the share; None where the kernel does not tell."""
+        """Return the share that they waited; None where the kernel does not tell."""
+        return self.shares()[0]
+
+    def shares(self) -> tuple[float, float] | tuple[None, None]:
+        """Return the shares that they waited and ran; None where the kernel does not tell."""
         after, seconds = dict(_thread_times(self._before)), perf_counter() - self._start
         if not after or seconds <= 0:
-            return None
+            return None, None
         times = sorted(
             (ran - self._before[thread][0], waited - self._before[thread][1]) for thread, (ran, waited) in after.items()
         )
-        return min(1e-9 * sum(waited for _, waited in times[-self._n_threads :]) / (seconds * self._n_threads), 1.0)
+        ran, waited = (
+            1e-9 * sum(ns) / (seconds * self._n_threads) for ns in zip(*times[-self._n_threads :], strict=True)
+        )
+        return min(waited, 1.0), min(ran, 1.0)
 
 
 class PoolThreads(NamedTuple):

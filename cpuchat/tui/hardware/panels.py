@@ -103,6 +103,20 @@ class PlacementList(OptionList):
         """Select a placement as the arrow keys would."""
         self.highlighted = self._specs.index(spec) if spec in self._specs else self.option_count - 1
 
+    def action_cursor_down(self) -> None:
+        """Select the next one; of a single one, scroll what is above."""
+        if self.option_count > 1:
+            super().action_cursor_down()
+        else:
+            self.screen.query_one("#machine").scroll_down(animate=False)
+
+    def action_cursor_up(self) -> None:
+        """Select the one before, or scroll as `action_cursor_down`."""
+        if self.option_count > 1:
+            super().action_cursor_up()
+        else:
+            self.screen.query_one("#machine").scroll_up(animate=False)
+
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows: list[Text] = []

@@ -440,6 +440,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if self.has_widgets and self._change is not None and not self._change.stopped:
             self._tell(f"reloading the model {100 * share:3.0f} % · Esc cancels")
 
+    def action_page(self, pages: int) -> None:
+        pane = self.query_one("#machine")
+        pane.scroll_relative(y=pages * max(pane.scrollable_content_region.height - 1, 1), animate=False)
+
     def action_measure(self) -> None:
         if self.facts is None or self._measuring:
             return

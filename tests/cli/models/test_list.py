@@ -31,7 +31,7 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
     [of_folder] = [line for line in lines if str(tiny_model_without_template) in line]
     assert of_folder.endswith("(no chat template)")
     assert "\x1b" not in done.stdout
-    assert "±50 % until measured" in done.stderr
+    assert "up to 2× off until measured" in done.stderr
 
 
 @pytest.mark.usefixtures("measured_machine", "one_core")
