@@ -149,7 +149,7 @@ def test_the_summary_has_the_bandwidth_where_there_is_a_peak() -> None:
     unmeasured = msgspec.structs.replace(MODEL, peak_read=0.0)
     assert "GB/s" not in full_summary(FULL, "end", after_answer(unmeasured, FULL))
     small = msgspec.structs.replace(MODEL, work=work_of_size(8_000_000))
-    assert full_summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no memory limit")
+    assert full_summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no limit")
     slow = msgspec.structs.replace(MODEL, peak_read=20e9)
     assert full_summary(FULL, "end", after_answer(slow, FULL)).endswith(" · 41 of 41 GB/s (100 %)")
 

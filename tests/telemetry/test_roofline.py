@@ -144,7 +144,7 @@ def test_a_model_that_fits_the_caches_has_no_memory_limit():
     assert now.fits_cache
     assert now.bandwidth.value == pytest.approx(72 * GB)
     assert (now.utilization.value, now.ceiling_plain.value, now.off) == (None, None, "")
-    assert now.utilization.why == now.ceiling_plain.why == "weights fit in L3: no memory limit"
+    assert now.utilization.why == now.ceiling_plain.why == "weights fit in L3: no limit"
 
 
 def test_without_a_peak_there_is_a_figure_and_no_share():

@@ -43,7 +43,7 @@ class Bars(Static):
             return
         self._shown = chart, rows, self.size.width
         names, notes = (max((len(getattr(one, part)) for one in chart.bars), default=0) for part in ("name", "note"))
-        lines = [Text(chart.heading, self._style("dim"))]
+        lines = [Text(chart.heading, self._style("dim"))] if chart.heading else []
         for one in chart.bars:
             head = f"  {one.name:<{names}} {chart.figure(one)} "
             width = max(self.size.width - len(head) - notes - 3, 4)  # and where the scroll bar comes

@@ -161,7 +161,7 @@ async def test_a_small_machine_shows_its_cores_and_what_its_kernels_reach_beside
         reader.products[kind] = MeasuredProducts(cpuchat=next(rates), llama_cpp=next(rates))
     async with running(OnMachine(on(read_topology(root))), size=size) as app:
         await opened(app, reader)
-        await app.shows("weights by type, one token · kernels for AVX2", "core 7   0 %", "GHz · model")
+        await app.shows("weights by type, one token · kernels for AVX2", "core 7   0 %", "GHz")
         lines = app.screen_text.splitlines()
         q4, q8 = (next(line for line in lines if kind in line) for kind in ("Q4_K ", "Q8_0 "))
         assert "30 GB/s █" in q4 and "1.20× llama.cpp" in q4
