@@ -61,18 +61,13 @@ class BusyPrograms:
     def names(self) -> tuple[str, ...]:
         """Return the names of up to three that computed most since the last call; none at first."""
         last, self._last, spent = self._last, {}, Counter[str]()
-        own, parents, names = {os.getpid()}, dict[int, int](), dict[int, str]()
         for file in (self._root / "proc").glob("[0-9]*/stat"):
             head, _, rest = read_text(file).rpartition(")")
             if len(fields := rest.split()) > _TICKS[1]:
-                pid = int(file.parent.name)
-                names[pid], parents[pid] = clean_line(head.partition("(")[2]), int(fields[1])
-                self._last[pid] = sum(int(fields[n]) for n in _TICKS)
-        for pid in sorted(names):
-            if pid in own or parents[pid] in own:
-                own.add(pid)
-            elif (ticks := self._last[pid] - last.get(pid, self._last[pid])) >= _FEW_TICKS:
-                spent[names[pid]] += ticks
+                pid, ticks = int(file.parent.name), sum(int(fields[n]) for n in _TICKS)
+                self._last[pid] = ticks
+                if os.getpid() not in (pid, int(fields[1])) and (more := ticks - last.get(pid, ticks)) >= _FEW_TICKS:
+                    spent[clean_line(head.partition("(")[2])] += more
         return tuple(name for name, _ in spent.most_common(3))
 
 

@@ -209,12 +209,9 @@ def nodes_words(topology: Topology, free: Mapping[int, int]) -> str:
         f"{node.number}: {gigabytes(free.get(node.number, 0))} of {gigabytes(node.memory)} GB available"
         if node.memory else f"{node.number}: no memory" for node in topology.nodes
     ]  # fmt: skip
-    far = sorted({d for node in topology.nodes for d in node.distances if d > _ITSELF})
+    far = sorted({d for node in topology.nodes for d in node.distances if d > 10})  # by ACPI
     words = f" · distance{'s' if len(far) > 1 else ''} {', '.join(map(str, far))} (10: itself)" if far else ""
     return f"{', '.join(each)}{words}"
-
-
-_ITSELF = 10  # distance of a node from itself, by ACPI
 
 
 @dataclass(frozen=True)
@@ -296,7 +293,7 @@ def speed_chart(now: Now) -> Chart | None:
     foot = [f"╎ {name} {units.rate(most)} tok/s, at the acceptance of this answer"]
     if not drafted:
         most = found.limit_tok_s or 0.0
-        foot = [f"╎ limit {here.rows['limit']}"] if most else []
+        foot = [f"╎ limit {here.rows['limit']}" if most else here.rows["limit"]] if "limit" in here.rows else []
 
     def of_limit(rate: float) -> str:
         return "" if not most else f"{100 * rate / most:.0f} % of the limit" if rate <= OFF * most else "with drafts"

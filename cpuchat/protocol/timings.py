@@ -211,8 +211,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     def cores_share(self) -> float | None:
         """Return the share of the cores that the answer got, where it waited for them for over 5 % and 20 ms of its
         decoding; None elsewhere."""
-        is_long = (self.cpu_wait or 0.0) * self.predicted_ms > _MIN_WAIT_MS
-        return cores_share(self.cpu_wait, self.cpu_ran) if is_long else None
+        waited_ms = (self.cpu_wait or 0.0) * self.predicted_ms
+        return cores_share(self.cpu_wait, self.cpu_ran) if waited_ms > _MIN_WAIT_MS else None
 
     @property
     def predicted_per_second(self) -> float | None:

@@ -62,13 +62,10 @@ class CpuWait:
         after, seconds = dict(_thread_times(self._before)), perf_counter() - self._start
         if not after or seconds <= 0:
             return None, None
-        times = sorted(
-            (ran - self._before[thread][0], waited - self._before[thread][1]) for thread, (ran, waited) in after.items()
-        )
-        ran, waited = (
-            1e-9 * sum(ns) / (seconds * self._n_threads) for ns in zip(*times[-self._n_threads :], strict=True)
-        )
-        return min(waited, 1.0), min(ran, 1.0)
+        before, whole = self._before, 1e9 * seconds * self._n_threads
+        spans = sorted((ran - before[thread][0], waited - before[thread][1]) for thread, (ran, waited) in after.items())
+        ran, waited = (min(sum(ns) / whole, 1.0) for ns in zip(*spans[-self._n_threads :], strict=True))
+        return waited, ran
 
 
 class PoolThreads(NamedTuple):

@@ -105,17 +105,10 @@ class PlacementList(OptionList):
 
     def action_cursor_down(self) -> None:
         """Select the next one; of a single one, scroll what is above."""
-        if self.option_count > 1:
-            super().action_cursor_down()
-        else:
-            self.screen.query_one("#machine").scroll_down(animate=False)
+        (super().action_cursor_down if self.option_count > 1 else self.screen.query_one("#machine").scroll_down)()
 
     def action_cursor_up(self) -> None:
-        """Select the one before, or scroll as `action_cursor_down`."""
-        if self.option_count > 1:
-            super().action_cursor_up()
-        else:
-            self.screen.query_one("#machine").scroll_up(animate=False)
+        (super().action_cursor_up if self.option_count > 1 else self.screen.query_one("#machine").scroll_up)()
 
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes

@@ -8,7 +8,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import on, work
@@ -102,8 +102,8 @@ class MachineReader:
         available, nodes = available_bytes(self.root), facts.free_on
         free_on = {number: available_within((number,), self.root) for number in nodes}
         speed, others = clock(self.root, on[0]), self._others.names()
-        known = dataclasses.replace(facts, peaks=peaks, clock=speed, others=others)
-        return dataclasses.replace(known, available=available, free_on=free_on), now
+        new = dict[str, Any](peaks=peaks, clock=speed, others=others, available=available, free_on=free_on)
+        return dataclasses.replace(facts, **new), now
 
     def kernels(self, on: Computing | None, module: str) -> tuple[str, Mapping[str, MeasuredProducts]]:
         """Return the instruction set of cpuchat's kernels in a CPU `module` ("": the usual one), "" where they do not
@@ -210,12 +210,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         session = self._services.session
         return session.activity is Activity.LOADING and isinstance(session.source, Path)
 
-    @property
-    def _is_computing(self) -> bool:
-        """Return whether this program computes here: not for a model on a server."""
-        is_answering = self._model is not None and not self._services.session.is_idle
-        return bool(is_answering or self._is_loading or self._measuring or self._change)
-
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
         is_first, spec, loaded = self.facts is None, PlacementSpec.of(self._services.settings), self._loaded
@@ -283,7 +277,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     @work(group="look")
     async def _look(self, before: DiagnosticFacts, on: Computing) -> None:
         """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
-        was_computing, is_computing = self._was_computing, self._is_computing
+        was_computing, answers = self._was_computing, self._model is not None and not self._services.session.is_idle
+        is_computing = bool(answers or self._is_loading or self._measuring or self._change)  # here, not on a server
         try:
             facts, seen, cores = await run_in_daemon_thread(
                 lambda: (*self.reader.now(before, on, self._seen), self.reader.cores(before.topology))
@@ -293,8 +288,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         busy = frozenset(cpu for cpu, (share, _) in cores.items() if share > MAX_BUSY_CORES)
         mine = {*on[0], *self._cpus_of(self._in_use)}
         own = busy & mine if was_computing or is_computing else frozenset[int]()
-        answered = self.now.answered
-        shared = own if answered is not None and answered.cores_share is not None else frozenset[int]()
+        shared = own if (one := self.now.answered) is not None and one.cores_share is not None else frozenset[int]()
         if self.facts is not before:
             return
         self._seen = seen

@@ -107,6 +107,8 @@ async def test_m_measures_now_and_shows_how_far_it_is(tmp_path: Path) -> None:
         await app.until(lambda: "80 % of the theoretical peak" in app.screen_text)
         await app.until(lambda: not app.chat.busy)
         assert "all 32 cores   367 GB/s █" in app.screen_text and "measuring" not in app.screen_text
+        await app.press("pagedown")
+        await app.until(lambda: "all 32 cores   367" not in app.screen_text)
         assert app.app.screen is screen
 
 
