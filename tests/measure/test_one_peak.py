@@ -186,7 +186,7 @@ SHOWN = {
                "plan": NEEDED, "details": NEEDED},
     "cores": {"F12": IN_USE, "doctor": IN_USE, "why": r"threads (\d+) on ([\d,-]+)"},
     "speed": {"all figures": r"average (\d[\d.,]*\d) tok/s", "F12": r"last answer (\d[\d.,]*\d) tok/s"},
-    "utilization": {"panel": r"memory (\d+) %", "all figures": r" (\d+) %"},
+    "utilization": {"panel": r"bandwidth (\d+) %", "all figures": r" (\d+) %"},
 }  # fmt: skip
 """What shows each figure, and how to read it there."""
 
