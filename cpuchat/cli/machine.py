@@ -148,14 +148,15 @@ def doctor(as_json: bool) -> int:
 
     from cpuchat.cli.version import engine_info
     from cpuchat.hardware.diagnostics import examine, gather_facts
+    from cpuchat.hardware.process import BusyPrograms
     from cpuchat.measure.peak import known_of
     from cpuchat.models.gguf.header import model_size
     from cpuchat.models.library.library import Library
     from cpuchat.models.ollama import file_name
     from cpuchat.present.machine import Row, model_here, page, page_json
 
-    chosen = laid_over({})
-    topology = read_topology(ROOT)
+    chosen, topology, others = laid_over({}), read_topology(ROOT), BusyPrograms(ROOT)
+    others.names()  # since when they are counted
     engine, engine_error = None, None
     try:
         engine = asyncio.run(engine_info(chosen.engine.cpu_module))
@@ -173,7 +174,7 @@ def doctor(as_json: bool) -> int:
         spec, model=name, model_bytes=size, engine=engine, engine_error=engine_error, topology=topology,
         known=known_of, root=ROOT,
     )  # fmt: skip
-    findings = examine(facts)
+    findings = examine(dataclasses.replace(facts, others=others.names()))
     if as_json:
         print_json(page_json(facts, findings, model))
     else:

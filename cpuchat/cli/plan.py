@@ -119,7 +119,7 @@ def _show_catalog(
     click.echo()
     return echo_paragraph(
         f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
-        f"{words.doubt(machine)}"
+        f"{words.free_now(machine)}{words.doubt(machine)}"
     )
 
 

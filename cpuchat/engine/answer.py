@@ -108,6 +108,7 @@ class AnswerRun:
         self._calls: CallSplitter | None = None
         self._waits: CpuWait  # since the first token
         self._cpu_wait: float | None = None  # as in `Timings`, when last looked
+        self._cpu_ran: float | None = None
         self._told_wait: float | None = None  # the same, when last told
         self._continued = ""  # what the prompt has of the answer already, at its end
         self._next_look = 0.0
@@ -159,7 +160,7 @@ class AnswerRun:
             self._sampler.accept_prompt(prompt.tokens)
             self._waits, self._next_look = CpuWait(loaded.model.info.n_threads), perf_counter() + LOOK_SECONDS
             result = self._decode(prompt, row)
-            self._cpu_wait = self._waits.share()
+            self._cpu_wait, self._cpu_ran = self._waits.shares()
         finally:
             self._sequence.release()
             store.record(prompt, result.tokens)
@@ -176,6 +177,7 @@ class AnswerRun:
             speculation=self._compared(speculation) if speculation else None,
             overhead_us=1e6 * result.overhead_seconds / n if n else 0.0,
             cpu_wait=self._cpu_wait,
+            cpu_ran=self._cpu_ran,
         )
         self._finish(result.stop_reason, timings, result.tokens)
 
@@ -291,13 +293,13 @@ class AnswerRun:
     def _look_in_time(self) -> None:
         if (now := perf_counter()) >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._cpu_wait = self._waits.share()
+            self._cpu_wait, self._cpu_ran = self._waits.shares()
 
     def _tell_text(self, event: Event) -> None:
         self._look_in_time()
         if isinstance(event, TextDelta) and self._cpu_wait != self._told_wait:
             self._told_wait = self._cpu_wait
-            event = msgspec.structs.replace(event, cpu_wait=self._cpu_wait)
+            event = msgspec.structs.replace(event, cpu_wait=self._cpu_wait, cpu_ran=self._cpu_ran)
         self._emit(event)
 
     def _compared(self, figures: SpeculationFigures) -> SpeculationFigures:

@@ -43,7 +43,8 @@ class DiagnosticFacts:
 
     `clock` is that of the cores of `placement`, `free_on` the memory available by node, of several.
     `placement` is what the settings mean here, None where they cannot be applied, as `problems` say by field;
-    `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute.
+    `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute,
+    `others` are the programs that compute most now.
     `engine_error` is why there is no engine."""
 
     topology: Topology
@@ -59,6 +60,7 @@ class DiagnosticFacts:
     swap_total: int = 0
     swap_used: int = 0
     load: float | None = None
+    others: tuple[str, ...] = ()
     container: str = ""
     theoretical: Theoretical | None = None
     peaks: Peaks = NO_PEAKS
@@ -149,6 +151,7 @@ UNVERIFIED: Final = "Virtual machine: the topology is unverified"
 """The title of what nobody can do anything about from inside."""
 LOADED: Final = "Other programs use the cores"
 UNMEASURED: Final = "The read bandwidth has not been measured"
+UNDISTURBED: Final = f"{UNMEASURED} undisturbed"
 
 
 def cores(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -194,7 +197,8 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
         evidence = f"load average {facts.load:.1f} over the last minute, {n} cores"
         if facts.load > n / 2:
             level: Level = "warning" if facts.load > n else "advice"
-            yield Finding(level, LOADED, evidence, "Find them with top; stop them or wait.")
+            who = f"Stop {', '.join(facts.others)}" if facts.others else "Find them with top; stop them"
+            yield Finding(level, LOADED, evidence, f"{who} or wait.")
         else:
             yield Finding("ok", "other load", evidence)
     if machine.virtual:
@@ -285,10 +289,9 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Compare the read bandwidth with the theoretical peak of the modules."""
     peak = facts.peaks.all_cores
     if peak is None or peak.estimated:
-        yield Finding(
-            "advice", UNMEASURED, "utilization and limits rest on an estimate until then",
-            "`cpuchat probe` measures it in about 30 seconds; so does an idle chat.",
-        )  # fmt: skip
+        title = UNDISTURBED if peak is not None and peak.least else UNMEASURED
+        fix = "`cpuchat probe` measures it in about 30 seconds; so does an idle chat."
+        yield Finding("advice", title, "utilization and limits rest on an estimate until then", fix)
         return
     measured, limit = peak.bytes_per_s, facts.theoretical
     if limit is None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
 
+from cpuchat.base.text import clean_line
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import ROOT, read_text
 
 _KILOBYTES = re.compile(r"^(\w+): +([0-9]{1,15}) kB$", re.MULTILINE)
+_TICKS, _FEW_TICKS = (11, 12), 5  # of these fields utime and stime, in 10 ms; less is nothing
 _PROCESSOR = 36  # of the fields of /proc/PID/stat behind the name (proc_pid_stat(5): field 39)
 
 
@@ -45,6 +49,26 @@ def thread_cpus(pid: int, thread_ids: Iterable[int], root: Path = ROOT) -> tuple
             ran_on = fields[_PROCESSOR] if len(fields) > _PROCESSOR else ""
             found.append(ThreadCpus(parse_cpu_list(allowed), int(ran_on) if ran_on.isdecimal() else None))
     return tuple(found)
+
+
+class BusyPrograms:
+    """Follows which other programs compute. `root` replaces `/` in tests."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._last: dict[int, int] = {}  # ticks of CPU time of each process
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of up to three that computed most since the last call; none at first."""
+        last, self._last, spent = self._last, {}, Counter[str]()
+        for file in (self._root / "proc").glob("[0-9]*/stat"):
+            head, _, rest = read_text(file).rpartition(")")
+            if len(fields := rest.split()) > _TICKS[1]:
+                pid, ticks = int(file.parent.name), sum(int(fields[n]) for n in _TICKS)
+                self._last[pid] = ticks
+                if os.getpid() not in (pid, int(fields[1])) and (more := ticks - last.get(pid, ticks)) >= _FEW_TICKS:
+                    spent[clean_line(head.partition("(")[2])] += more
+        return tuple(name for name, _ in spent.most_common(3))
 
 
 def memory_pages(pid: int, root: Path = ROOT) -> MemoryPages | None:

@@ -267,7 +267,8 @@ class MemoryNeed(msgspec.Struct, frozen=True):
             parts.append(f"KV cache {_part(self.kv)} ({times}{self.n_ctx} tokens)")
         if draft is not None:
             parts.append(f"draft {_part(draft.min_bytes)}")
-        return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {_part(self.compute)}"
+        rest = f"{'buffers' if self.kv else 'KV cache and buffers'} {_part(self.compute)}"
+        return f"{' + '.join(parts)} + {rest}{' GB' * (not rest.endswith('B'))}"
 
 
 class KVRow(NamedTuple):

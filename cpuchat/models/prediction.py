@@ -231,13 +231,16 @@ def _judged(
     own_cost = PassCost(factor * cost.fixed, factor * cost.read, factor * cost.compute)
     rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
     own = f"; × {1 / factor:.2f} by passes of its own" if abs(factor - 1) > _MUCH else ""
-    basis = f"{rate} GB/s ({machine.source}) ÷ {units.size(found.bytes_per_token)} per token; "
+    is_cached = work.weight_bytes <= machine.cache_bytes
+    basis = (
+        f"{rate} GB/s ({'from L3' if is_cached else machine.source}) ÷ {units.size(found.bytes_per_token)} per token; "
+    )
     basis += units.takes(cost.limit, cost.limit_share) + own
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
-    limit = reads / found.bytes_per_token if work.weight_bytes > machine.cache_bytes else None
+    limit = reads / found.bytes_per_token if not is_cached else None
     tok_s = 1 / own_cost.seconds
-    low = (1 - ROUGH) * tok_s if machine.rough else tok_s
+    low = tok_s / ROUGH if machine.rough else tok_s
     return msgspec.structs.replace(found, tok_s=tok_s, low_tok_s=low, limit_tok_s=limit, cost=own_cost, basis=basis)
 
 

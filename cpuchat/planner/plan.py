@@ -404,8 +404,8 @@ class ThisMachine:
             settings, found = self._tuned.settings(path), own
         placement = place(topology, PlacementSpec.of(settings))
         gbs, basis = found.peak / 1e9, "estimate" if found.estimated or found.at_least else "measured"
-        low = (1 - ROUGH) * gbs if found.estimated else 0.0
-        high = (1 + ROUGH) * gbs if found.estimated or found.at_least else 0.0
+        low = gbs / ROUGH if found.estimated else 0.0
+        high = ROUGH * gbs if found.estimated or found.at_least else 0.0
         factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
         is_fitted = found.fitted or factor != 1.0  # to this model, if to no other
         l3 = Figure(found.cache_bytes / 1e6, basis="measured", source="cores in use") if found.cache_bytes else None

@@ -15,7 +15,7 @@ from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.measure.difference import compare
 from cpuchat.models.ollama import ollama_name
-from cpuchat.present.answers import kept_states
+from cpuchat.present.answers import WITH_DRAFTS, kept_states, limit_of
 from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, ModelInfo
 from cpuchat.telemetry import units
@@ -53,7 +53,7 @@ class Now:
     are on in the settings. `passes` as of `passes_measured`. `cores`: for which share of the last second each logical
     CPU was busy, its clock in kHz (0: unknown); `busy` are those of other programs, `working` those of an answer.
     `answered`: the running or last answer; `traffic` in bytes per second, and what counts it; `here` is the loaded
-    model, else the last one."""
+    model, else the last one; `measuring` the bandwidth."""
 
     model: ModelInfo | None = None
     loading: bool = False
@@ -71,6 +71,7 @@ class Now:
     answered: ChatFigures | None = None
     traffic: tuple[float, str] | None = None
     here: ModelHere | None = None
+    measuring: bool = False
 
 
 def title(facts: DiagnosticFacts) -> str:
@@ -208,12 +209,9 @@ def nodes_words(topology: Topology, free: Mapping[int, int]) -> str:
         f"{node.number}: {gigabytes(free.get(node.number, 0))} of {gigabytes(node.memory)} GB available"
         if node.memory else f"{node.number}: no memory" for node in topology.nodes
     ]  # fmt: skip
-    far = sorted({d for node in topology.nodes for d in node.distances if d > _ITSELF})
+    far = sorted({d for node in topology.nodes for d in node.distances if d > 10})  # by ACPI
     words = f" · distance{'s' if len(far) > 1 else ''} {', '.join(map(str, far))} (10: itself)" if far else ""
     return f"{', '.join(each)}{words}"
-
-
-_ITSELF = 10  # distance of a node from itself, by ACPI
 
 
 @dataclass(frozen=True)
@@ -290,18 +288,25 @@ def speed_chart(now: Now) -> Chart | None:
     if (here := now.here) is None:
         return None
     answered, found, bars = now.answered, here.predicted, list[Bar]()
-    most = found.limit_tok_s or 0.0
+    name, most = limit_of(answered) if answered is not None else ("", 0.0)
+    drafted = "without drafts" if name == WITH_DRAFTS else ""  # such an answer stands against what drafts can reach
+    foot = [f"╎ {name} {units.rate(most)} tok/s, at the acceptance of this answer"]
+    if not drafted:
+        most = found.limit_tok_s or 0.0
+        foot = [f"╎ limit {here.rows['limit']}" if most else here.rows["limit"]] if "limit" in here.rows else []
 
-    def add(name: str, rate: float | None, is_rough: bool = False) -> None:
-        note = "rough" if is_rough else f"{100 * (rate or 0.0) / most:.0f} % of the limit" if most else ""
-        bars.extend([Bar(name, rate, note, is_rough, now="answer" in name)] if rate else [])
+    def of_limit(rate: float) -> str:
+        return "" if not most else f"{100 * rate / most:.0f} % of the limit" if rate <= OFF * most else "with drafts"
 
-    if answered is not None and answered.tok_s.value:
-        add("last answer" if answered.phase == "done" else "this answer", answered.tok_s.value)
-    else:
-        add("last chat", here.measured)
-    add("predicted", found.tok_s, found.is_rough)
-    foot = [f"╎ limit {here.rows['limit']}"] if most else []
+    if answered is not None and (rate := answered.tok_s.value):
+        bars.append(Bar("last answer" if answered.phase == "done" else "this answer", rate, of_limit(rate), now=True))
+    elif here.measured:
+        bars.append(Bar("last chat", here.measured, of_limit(here.measured)))
+    if found.tok_s:
+        is_shared = now.busy or (answered is not None and answered.cores_share is not None)
+        note = "rough" if found.is_rough else drafted or of_limit(found.tok_s)
+        note = ", ".join(filter(None, (note, "with free cores" if is_shared else "")))
+        bars.append(Bar("predicted", found.tok_s, note, found.is_rough))
     state = "" if now.model is not None else ", loading" if now.loading else ", not loaded"
     scale = max([most, *(one.rate for one in bars)])
     return Chart(f"speed of {here.rows['model']}{state}", bars, scale, most, foot, unit="tok/s") if bars else None
@@ -309,23 +314,24 @@ def speed_chart(now: Now) -> Chart | None:
 
 def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:
     """Return what the model lacks to its limit, and what would help, the most first."""
-    from cpuchat.hardware.diagnostics import LOADED, UNMEASURED, UNVERIFIED, examine
+    from cpuchat.hardware.diagnostics import LOADED, UNDISTURBED, UNMEASURED, UNVERIFIED, examine
 
-    found, answered = list[str](), now.answered
-    if answered is not None and (share := answered.cores_share) is not None:
-        found = [f"Stop other programs (see top): cores {100 * share:.0f} % yours, they have the rest."]
+    found, lacks = list[str](), now.here.rows.get("missing", "") if now.here is not None else ""
+    named = ", ".join(facts.others) or "see top"
+    if now.answered is not None and (share := now.answered.cores_share) is not None:
+        found = [f"Stop other programs ({named}): cores {100 * share:.0f} % yours, they have the rest."]
+        lacks = lacks or f"{100 * (1 - share):.0f} % of the cores, which other programs had during this answer"
     elif now.busy:
-        found = [f"Stop other programs (see top): they keep {plural(len(now.busy), 'CPU')} busy."]
-    told = {UNVERIFIED, UNMEASURED, LOADED if found else ""}
+        found = [f"Stop other programs ({named}): they keep {plural(len(now.busy), 'CPU')} busy."]
+    told = {UNVERIFIED, UNMEASURED, UNDISTURBED, LOADED if found else ""}
     findings = [one for one in examine(facts, beside=now.model is not None) if one.level != "ok"]
     found += [f"{one.title}. {one.fix}" for one in findings if one.title not in told]
     if len(found) > max_rows:
         found[max_rows - 1 :] = [f"{found[max_rows - 1]} · {len(found) - max_rows} more: `cpuchat doctor`"]
-    if not found and (facts.peaks.all_cores is None or facts.peaks.all_cores.estimated):
+    if not found and not now.measuring and (facts.peaks.all_cores is None or facts.peaks.all_cores.estimated):
         found = ["Measuring first: m, `cpuchat probe`, or an idle app. Until then speeds are rough."]
     if not found and now.here is not None:
         found = ["No setting of this machine: fewer bits per weight, drafts, or memory with more bandwidth."]
-    lacks = now.here.rows.get("missing", "") if now.here is not None else ""
     lines = [("" if number else "would help", text) for number, text in enumerate(found)]
     return [("missing", lacks), *lines] if lacks else lines
 
@@ -356,7 +362,8 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
     if peak is None:
         return f"not measured: {again}"
     if peak.estimated:
-        return f"{peak.source}: {again}"
+        beside, when = (" beside other programs", " when idle") if peak.least else ("", "")
+        return f"{peak.source}{beside}: {again}{when}"
     share = share_of_peak(peak, facts.theoretical)
     of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
     sets = measured_sets(peak, known.one_core, known.l3_group)
@@ -420,11 +427,11 @@ def kernel_chart(
         used, other, of = one.cpuchat.rate(1), one.llama_cpp.rate(1), "llama.cpp"
         if not one.is_chosen:
             used, other, of = other, used, "cpuchat"
-        note = f"{units.factor(used / other)} {of}{f' · {size(sizes[kind])}' if sizes[kind] else ''}"
-        bars.append(Bar(kind, used, note, one.disturbed))
+        ratio = f"{units.factor(used / other)} {of}" if not one.disturbed else "–"
+        bars.append(Bar(kind, used, f"{ratio}{f' · {size(sizes[kind])}' if sizes[kind] else ''}", one.disturbed))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
     foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None else []
-    foot += ["░ other programs ran, so it may be faster"] if any(one.estimated for one in bars) else []
+    foot += ["░ at least: not measured undisturbed"] if any(one.estimated for one in bars) else []
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
@@ -444,16 +451,15 @@ def multiplied(model: ModelInfo | None) -> list[BufferWeights]:
     return [one for one in weights if one.is_of_cpuchat or one.type not in ours]
 
 
-def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, tuple[float, int]]] = ()) -> Chart:
-    """Return how busy each core is and was in the `past`, as of `Now.cores`, with its clock."""
-    cpus, bars = now.model.cpus if now.model is not None else (), list[Bar]()
+def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, tuple[float, int]]] = ()) -> Chart | None:
+    """Return how busy each core is and was in the `past`, as of `Now.cores`, with its clock; None before it is read."""
+    bars = list[Bar]()
     for core in topology.cores:
         shares = [max(one.get(cpu, (0.0, 0))[0] for cpu in core.cpus) for one in (*past, now.cores)]
         khz = max(now.cores.get(cpu, (0.0, 0))[1] for cpu in core.cpus)
-        note = [f"{khz / 1e6:.2f} GHz" if khz else "", "" if {*cpus}.isdisjoint(core.cpus) else "model"]
-        words = " · ".join(filter(None, note))
-        bars.append(Bar(f"core {core.index}", shares[-1], words, now=True, past=tuple(shares)))
-    return Chart("cores, busy with all programs", bars, unit="%")
+        clock = f"{khz / 1e6:.2f} GHz" if khz else ""
+        bars.append(Bar(f"core {core.index}", shares[-1], clock, now=True, past=tuple(shares)))
+    return Chart("cores, busy with all programs", bars, unit="%") if now.cores else None
 
 
 def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[Bar], float]:

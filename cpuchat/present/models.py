@@ -34,8 +34,8 @@ from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
-from cpuchat.telemetry.machine import ROUGH
-from cpuchat.telemetry.roofline import NO_MEMORY_LIMIT
+from cpuchat.telemetry.machine import ROUGH_WORDS
+from cpuchat.telemetry.roofline import NO_LIMIT
 from cpuchat.telemetry.units import about, plural, size, tokens
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def speed_rows(prediction: Prediction, machine: Machine) -> Rows:
     """Return the speed predicted for a machine and the limit there, each with what it is based on."""
     rows, limit = [("speed", speed_with_basis(prediction))], prediction.limit_tok_s
     if limit is None and prediction.tok_s is not None:
-        rows.append(("limit", NO_MEMORY_LIMIT))
+        rows.append(("limit", NO_LIMIT))
     elif limit is not None:
         gbs, per_token = units.bandwidth(limit * prediction.bytes_per_token), units.size(prediction.bytes_per_token)
         about, more = "≈" * machine.estimated, " or more" * machine.at_least
@@ -346,7 +346,7 @@ def doubt(machine: Machine | None, *, in_app: bool = False) -> str:
         return f"no speeds: {machine.peak_source}"
     if machine.rough and machine.at_least:  # as all figures say of this bandwidth
         return f"speeds may be higher: {'measured again' if in_app else '`cpuchat probe`'} when idle"
-    rough = f"±{100 * ROUGH:.0f} %" if machine.rough else "rough"
+    rough = ROUGH_WORDS if machine.rough else "rough"
     return f"speeds are {rough} until measured{' when idle' if in_app else ': `cpuchat probe`'}"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cpuchat.base import paths
 from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
-from cpuchat.telemetry.roofline import NO_MEMORY_LIMIT
+from cpuchat.telemetry.roofline import NO_LIMIT
 
 if TYPE_CHECKING:
     from cpuchat.costs.usual import Figure
@@ -58,9 +58,10 @@ def lines(plan: CapacityPlan) -> Lines:
     assert plan.ttft_s is not None  # all figures are there when one is
     machine = plan.machine
     per_token, sign = units.size(round(plan.bytes_per_token)), "≈" if doubt(machine) else "≤"
-    computing, reading = rates(plan.compute_ceiling, units.rate), NO_MEMORY_LIMIT
+    limits = NO_LIMIT
     if plan.memory_ceiling is not None:
-        reading = f"reading {sign} {rates(plan.memory_ceiling, units.rate)}"
+        reading, computing = (rates(one, units.rate) for one in (plan.memory_ceiling, plan.compute_ceiling))
+        limits = f"reading {sign} {reading}, computing {sign} {computing} tok/s"
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
         ("", f"{_decoding(machine)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}"),
@@ -68,7 +69,7 @@ def lines(plan: CapacityPlan) -> Lines:
             "first token",
             f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
         ),
-        ("ceilings", f"{reading}, computing {sign} {computing} tok/s"),
+        ("ceilings", limits),
     ]
     found += [*_draft_lines(plan), *_shared(plan)]
     if plan.usd_per_million is not None:
@@ -90,6 +91,11 @@ def _decoding(machine: MachineSpec) -> str:
 
 def _gbs(value: float) -> str:
     return units.bandwidth(1e9 * value)
+
+
+def free_now(machine: MachineSpec) -> str:
+    """Return which memory counts on this machine; "" for others."""
+    return "" if machine.free_gb is None else f" What fits is by the memory free now, {machine.free_gb.value:.1f} GB."
 
 
 def doubt(machine: MachineSpec) -> str:

@@ -384,8 +384,8 @@ class TextDelta(Event, frozen=True):
     """New text. `n_tokens` generated since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
 
     `drafter` names who proposed this span ("" = the model itself). `lengths`: the characters of `text` that each of the
-    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted. `cpu_wait`: as
-    in `Timings`, of the answer so far, about once a second."""
+    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted. `cpu_wait`
+    and `cpu_ran`: as in `Timings`, of the answer so far, about once a second."""
 
     request_id: int
     text: str
@@ -396,6 +396,7 @@ class TextDelta(Event, frozen=True):
     at_ms: float = 0.0
     drafter: str = ""
     cpu_wait: float | None = None
+    cpu_ran: float | None = None
 
 
 class CallDelta(Event, frozen=True):

@@ -101,6 +101,13 @@ _MIN_WAIT_MS = 20.0
 _MIN_QUEUED_S = 0.1
 
 
+def cores_share(wait: float | None, ran: float | None) -> float | None:
+    """Return the share of the cores that an answer got which `ran` and waited so long; None where it had them alone."""
+    if wait is None or wait <= MAX_CPU_WAIT:
+        return None
+    return 1 - wait if ran is None else ran
+
+
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     """What a prompt took from kept states of the model, and why it was not more.
 
@@ -127,7 +134,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     `ttft_ms` from the arrival of the request to the first token's text. Decode tok/s is (predicted_n - 1) /
     predicted_ms (DESIGN: figures). `reasoning_n` of the tokens are reasoning, which took `reasoning_ms` until the text
     of the answer began. `cpu_wait` is the share of the decoding time that the compute threads waited for a core which
-    something else had (None: not known).
+    something else had, `cpu_ran` that they ran (None: not known).
 
     Of a server: `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
     `reused_known` False: it does not report reused tokens either, they are in `prompt_n`; so there is no prefill
@@ -146,6 +153,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     overhead_us: float = 0.0
     cpu_wait: float | None = None
+    cpu_ran: float | None = None
     speculation: SpeculationFigures | None = None
     approximate: bool = False
     reused_known: bool = True
@@ -201,10 +209,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cores_share(self) -> float | None:
-        """Return the share of the cores that the answer got, where other programs had the rest of over 5 % and 20 ms of
-        its decoding; None elsewhere."""
-        wait = self.cpu_wait or 0.0
-        return 1 - wait if wait > MAX_CPU_WAIT and wait * self.predicted_ms > _MIN_WAIT_MS else None
+        """Return the share of the cores that the answer got, where it waited for them for over 5 % and 20 ms of its
+        decoding; None elsewhere."""
+        waited_ms = (self.cpu_wait or 0.0) * self.predicted_ms
+        return cores_share(self.cpu_wait, self.cpu_ran) if waited_ms > _MIN_WAIT_MS else None
 
     @property
     def predicted_per_second(self) -> float | None:

@@ -7,8 +7,9 @@ from typing import Final
 
 from cpuchat.telemetry.units import bandwidth, plural
 
-ROUGH: Final = 0.5
-"""Share by which an estimated read bandwidth may be wrong."""
+ROUGH: Final = 2.0
+"""Factor by which an estimated read bandwidth may be wrong, either way."""
+ROUGH_WORDS: Final = f"up to {ROUGH:g}× off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Peak:
         """Return how it is known, in a few words."""
         if self.estimated:
             so_far = f", at least {bandwidth(self.least)} GB/s" if self.least else " until measured"
-            return f"estimated for {plural(len(self.cpus), 'core')}, ±{100 * ROUGH:.0f} %{so_far}"
+            return f"estimated for {plural(len(self.cpus), 'core')}, {ROUGH_WORDS}{so_far}"
         return f"measured, {plural(len(self.cpus), 'core')}{', at least' if self.at_least else ''}"
 
 

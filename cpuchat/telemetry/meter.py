@@ -31,7 +31,7 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
-from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings, cores_share
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
 from cpuchat.telemetry.roofline import (
@@ -241,6 +241,7 @@ class Meter:
         self._newest_at = 0.0
         self._stop_reason: StopReason | None = None
         self._cpu_wait: float | None = None
+        self._cpu_ran: float | None = None
         self._timings: Timings | None = None  # of the answer, once it is complete
         self._failed = False
         self._reset_drafting()
@@ -403,7 +404,7 @@ class Meter:
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"
         if event.cpu_wait is not None:
-            self._cpu_wait = event.cpu_wait
+            self._cpu_wait, self._cpu_ran = event.cpu_wait, event.cpu_ran
         if self._first is None:
             self._first = (event.at_ms, event.predicted_n)
             self._ttft_s = event.at_ms / 1e3
@@ -530,7 +531,7 @@ class Meter:
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s(now) if self._phase == "prefill" else None,
-            cores_share=timings.cores_share if timings is not None else self._live_share(),
+            cores_share=timings.cores_share if timings is not None else cores_share(self._cpu_wait, self._cpu_ran),
             queued_s=timings.queued_s if timings is not None else None,
         )
 
@@ -554,10 +555,6 @@ class Meter:
         is_base = has_costs(self._model, self._reach) or self._is_alone or (self._is_long and not now.disturbed)
         prefill = self._best_prefill if is_base else None
         return roofline(self._model, now, prefill, machine, self._average.joules_per_token, self._reach)
-
-    def _live_share(self) -> float | None:
-        wait = self._cpu_wait or 0.0  # told after a second of decoding and more
-        return 1 - wait if wait > MAX_CPU_WAIT else None
 
     def _hides(self, figure: str) -> bool:
         return self._model is not None and bool(self._model.why_unreported(figure))

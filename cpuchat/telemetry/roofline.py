@@ -31,7 +31,7 @@ _CALIBRATED = 32  # tokens of the largest measured pass
 _FAR_BELOW = 0.5
 _ENOUGH = 16  # tokens of an average
 
-NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
+NO_LIMIT = "weights fit in L3: no limit"
 NO_ESTIMATE = "no estimate for this model"
 NO_PEAK = "no peak · run cpuchat probe"
 _PARTLY_CACHED = "part of the weights stays in L3"
@@ -207,6 +207,8 @@ def roofline(
     is_estimated = peak is not None and peak.estimated  # then memory is not said to limit it, nor not to
     by_memory = (None, None) if is_estimated else (plain.value, accepted.value)
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
+    if cached:  # computing and what is between layers take the time, and what is measured of either says little
+        compute = missing(NO_LIMIT)
     of_peak = "estimated" if is_estimated else "measured"
     off = f"counter above the {of_peak} peak" if over_peak and not remark else ""  # although nothing else ran
     if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
@@ -237,7 +239,7 @@ def _why_no_memory_limit(model: ModelInfo, peak: Peak | None) -> str:
     if model.work is None:
         return NO_ESTIMATE
     if fits_cache(model):
-        return NO_MEMORY_LIMIT
+        return NO_LIMIT
     return NO_PEAK if peak is None else ""
 
 

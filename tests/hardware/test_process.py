@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from subprocess import PIPE
 
-from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, process_memory, thread_cpus
+from cpuchat.hardware.process import BusyPrograms, MemoryPages, ThreadCpus, memory_pages, process_memory, thread_cpus
 from tests.hardware.trees import write
 
 
@@ -29,6 +29,10 @@ def test_made_up_processes(tmp_path: Path) -> None:
         "proc/7/smaps_rollup": "562706afc000-7ffe742b9000 ---p 00000000 00:00 0 [rollup]\nRss:   4096 kB\n"
         "AnonHugePages:  2048 kB\nShmemPmdMapped: 0 kB\nFilePmdMapped:  1024 kB\nLocked:    8 kB\n",
     })  # fmt: skip
+    found = BusyPrograms(tmp_path)
+    for spent, names in ((0, ()), (50, ("a) b",))):
+        write(tmp_path, {"proc/7/stat": f"7 (a) b) S 1{' 0' * 9} {spent} 0", "proc/8/stat": f"8 (c) S 1{' 0' * 11}"})
+        assert found.names() == names
     assert thread_cpus(7, [8, 9, 10], tmp_path) == (ThreadCpus((3, 5, 6), 39), ThreadCpus((1,), None))
     assert memory_pages(7, tmp_path) == MemoryPages(4 << 20, 2 << 20, 1 << 20, 8 << 10)
     assert memory_pages(8, tmp_path) is None

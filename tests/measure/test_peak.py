@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.hardware.bandwidth.theoretical import usual_read
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure import peak
 from cpuchat.measure.peak import ReadBandwidth
-from cpuchat.telemetry.machine import ROUGH, Peak
+from cpuchat.telemetry.machine import ROUGH, ROUGH_WORDS, Peak
 from cpuchat.tui.hardware.screen import MachineReader
 from tests.hardware.trees import make_tree
 from tests.measure.conftest import Tree
@@ -62,6 +63,14 @@ def test_slices_are_together_what_one_measurement_is(small: Path, tree: Tree) ->
     assert peak.known((0, 1), root=root) == peak.known((0, 1), root=small) == Peak(max(rates), (0, 1))
 
 
+def test_what_such_cpus_usually_read_follows_their_generation(tree: Tree) -> None:
+    guest = replace(read_topology(tree("vm-without-caches")), vendor="AuthenticAMD", family=0x1A, model_number=2)
+    board = replace(read_topology(tree("epyc-9354")), model="", vendor="0x41", family=None, model_number=0xD0B)
+    for topology, n_cores, measured in ((guest, 2, 32e9), (guest, 2, 70e9), (board, 4, 11.7e9)):
+        usual = usual_read(topology, [core.cpus[0] for core in topology.cores[:n_cores]])
+        assert measured / ROUGH <= usual <= ROUGH * measured
+
+
 @pytest.mark.parametrize(("name", "measured"), [("epyc-9354", 367), ("2x-epyc-7543", 340), ("vm-without-caches", 26)])
 def test_what_such_cpus_usually_read_is_an_estimate_until_something_is_measured(
     tree: Tree, name: str, measured: float
@@ -70,9 +79,9 @@ def test_what_such_cpus_usually_read_is_an_estimate_until_something_is_measured(
     cpus = tuple(core.cpus[0] for core in read_topology(root).cores)
     estimate = peak.expected(cpus, root=root)
     assert estimate is not None and estimate.estimated
-    assert abs(estimate.bytes_per_s / 1e9 / measured - 1) <= ROUGH
+    assert measured / ROUGH <= estimate.bytes_per_s / 1e9 <= ROUGH * measured
     assert peak.expected(cpus[:1], root=root).bytes_per_s < estimate.bytes_per_s
-    assert estimate.source.endswith("±50 % until measured")
+    assert estimate.source.endswith(f"{ROUGH_WORDS} until measured")
     peak.keep(ReadBandwidth(cpus, 1e9, (1e9,), (0.5,)), root=root)  # other programs ran: the estimate is nearer
     assert peak.expected(cpus, root=root) == replace(estimate, least=1e9)
     peak.keep(ReadBandwidth(cpus, 1e12, (1e12,), (0.5,)), root=root)

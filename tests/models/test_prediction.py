@@ -104,7 +104,7 @@ def test_the_sum_is_spelled_out() -> None:
         header_of("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=header_of("0.5b", "Q8_0")
     )
     assert seen.explained.startswith("9.7 of 20.0 GB free: fits · weights 8.1 + KV cache 0.47 (8192 tokens) + draft")
-    assert seen.explained.endswith("+ draft 0.81 + buffers 0.29")
+    assert seen.explained.endswith("+ draft 0.81 + buffers 0.29 GB")
 
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:

@@ -149,7 +149,7 @@ def test_the_summary_has_the_bandwidth_where_there_is_a_peak() -> None:
     unmeasured = msgspec.structs.replace(MODEL, peak_read=0.0)
     assert "GB/s" not in full_summary(FULL, "end", after_answer(unmeasured, FULL))
     small = msgspec.structs.replace(MODEL, work=work_of_size(8_000_000))
-    assert full_summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no memory limit")
+    assert full_summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no limit")
     slow = msgspec.structs.replace(MODEL, peak_read=20e9)
     assert full_summary(FULL, "end", after_answer(slow, FULL)).endswith(" · 41 of 41 GB/s (100 %)")
 
@@ -169,8 +169,8 @@ def test_json_carries_the_bandwidth_and_what_it_is_held_against() -> None:
 
 
 def test_what_other_programs_took_is_said_with_the_speed() -> None:
-    busy = msgspec.structs.replace(FULL, cpu_wait=0.66)
-    said = "412 tokens · 41.3 tok/s · cores 34 % yours · other programs have the rest · first token 0.21 s"
+    busy = msgspec.structs.replace(FULL, cpu_wait=0.66, cpu_ran=0.12)
+    said = "412 tokens · 41.3 tok/s · cores 12 % yours · other programs have the rest · first token 0.21 s"
     assert summary(busy, "end") == said and full_summary(busy, "end").startswith(said)
     short = msgspec.structs.replace(busy, predicted_n=33, predicted_ms=18.0)  # a system's own programs take as much
     assert "yours" not in summary(short, "end")

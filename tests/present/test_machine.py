@@ -127,7 +127,7 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     rates = ProductRate("Q4_K", ((1.0, 14e9),))
     products = {"Q4_K": MeasuredProducts(cpuchat=rates, llama_cpp=rates, disturbed=True)}
     found = kernel_chart("AVX2", products, Peak(12e9, (0,), at_least=True), model)
-    assert "626 MB" in found.bars[0].note
-    assert list(found.foot) == ["╎ 12 GB/s read bandwidth, at least", "░ other programs ran, so it may be faster"]
+    assert found.bars[0].note == "– · 626 MB"
+    assert list(found.foot) == ["╎ 12 GB/s read bandwidth, at least", "░ at least: not measured undisturbed"]
     assert kernel_chart("AVX2", products, Peak(12e9, (0,)), model).foot[-1] == "beyond ╎: L3 held what was measured"
     assert "kernels for AVX2: no type" in kernel_chart("AVX2", {}, None, model).foot[0]

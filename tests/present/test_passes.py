@@ -35,7 +35,7 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
     [
         ({"probed": True}, ""),
         ({}, "speeds are rough until measured: `cpuchat probe`"),
-        ({"estimated": True}, "speeds are ±50 % until measured: `cpuchat probe`"),
+        ({"estimated": True}, "speeds are up to 2× off until measured: `cpuchat probe`"),
         ({"at_least": True}, "speeds may be higher: `cpuchat probe` when idle"),
         ({"estimated": True, "fitted": True}, "speeds are rough until measured: `cpuchat probe`"),  # by chats
         ({"profile": None, "peak_source": "No core 99."}, "no speeds: No core 99."),

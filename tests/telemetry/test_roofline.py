@@ -106,7 +106,9 @@ def test_an_estimated_peak_is_a_limit_that_is_rough_and_until_it_is_beaten():
     guessed = with_(peak_read=50.0 * GB, peak_estimated=True)
     now = roofline(guessed, decoding(24), 500.0)
     assert (now.ceiling_plain.value, now.utilization.value) == (pytest.approx(25), pytest.approx(0.96))
-    assert now.rough and now.limit == "" and now.peak.value.source == "estimated for 2 cores, ±50 % until measured"
+    assert (
+        now.rough and now.limit == "" and now.peak.value.source == "estimated for 2 cores, up to 2× off until measured"
+    )
     assert roofline(guessed, decoding(20), 22.0).limit == "compute"
     assert roofline(guessed, decoding(30)).peak.value == Peak(60 * GB, (0, 2), at_least=True)
 
@@ -142,7 +144,7 @@ def test_a_model_that_fits_the_caches_has_no_memory_limit():
     assert now.fits_cache
     assert now.bandwidth.value == pytest.approx(72 * GB)
     assert (now.utilization.value, now.ceiling_plain.value, now.off) == (None, None, "")
-    assert now.utilization.why == now.ceiling_plain.why == "weights fit in L3: no memory limit"
+    assert now.utilization.why == now.ceiling_plain.why == "weights fit in L3: no limit"
 
 
 def test_without_a_peak_there_is_a_figure_and_no_share():

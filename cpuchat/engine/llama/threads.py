@@ -45,22 +45,27 @@ def leave_cores() -> None:
 
 
 class CpuWait:
-    """Tells for which share of the time since it was made `n_threads` threads waited for a core that another program
-    had: those that ran most, as threads which write text or states may wait for long."""
+    """Tells for which share of the time since it was made `n_threads` threads ran, and waited for a core that another
+    program had: those that ran most, as threads which write text or states may wait for long. In the rest they sleep,
+    such as at a barrier while another thread waits."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
         self._before, self._start = dict(_thread_times(_thread_ids())), perf_counter()
 
     def share(self) -> float | None:
-        """Return the share; None where the kernel does not tell."""
+        """Return the share that they waited; None where the kernel does not tell."""
+        return self.shares()[0]
+
+    def shares(self) -> tuple[float, float] | tuple[None, None]:
+        """Return the shares that they waited and ran; None where the kernel does not tell."""
         after, seconds = dict(_thread_times(self._before)), perf_counter() - self._start
         if not after or seconds <= 0:
-            return None
-        times = sorted(
-            (ran - self._before[thread][0], waited - self._before[thread][1]) for thread, (ran, waited) in after.items()
-        )
-        return min(1e-9 * sum(waited for _, waited in times[-self._n_threads :]) / (seconds * self._n_threads), 1.0)
+            return None, None
+        before, whole = self._before, 1e9 * seconds * self._n_threads
+        spans = sorted((ran - before[thread][0], waited - before[thread][1]) for thread, (ran, waited) in after.items())
+        ran, waited = (min(sum(ns) / whole, 1.0) for ns in zip(*spans[-self._n_threads :], strict=True))
+        return waited, ran
 
 
 class PoolThreads(NamedTuple):

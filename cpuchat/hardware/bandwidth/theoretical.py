@@ -40,17 +40,21 @@ def theoretical(topology: Topology) -> Theoretical | None:
     return Theoretical(channels * speed * 1e6 * _CHANNEL_BYTES, words, channels, speed)
 
 
-_EACH, _EACH_VIRTUAL = 20e9, 13e9
-"""Bytes per second that a core reads alone; in a virtual machine, beside its neighbours."""
+_EACH: Final = {"Zen 4": 28e9, "Zen 5": 40e9, "Neoverse V": 28e9, "Cortex-A5": 2e9, "Cortex-A7": 5e9}
+_EACH_USUALLY, _VIRTUAL = 20e9, 0.65
+"""Bytes per second that a core reads alone, by how its microarchitecture's name begins, and the share of it that one of
+a virtual machine reads, beside its neighbors."""
 _TOGETHER: Final = 0.6
 """Exponent of the number of cores that share a memory of which nothing is known: 2 cores of a cloud read 20 to 26 GB/s,
-16 of them 85, and 8 of a desktop 40 to 70."""
+32 to 70 of Zen 5, 16 of them 85, and 8 of a desktop 40 to 70."""
 
 
 def usual_read(topology: Topology, cpus: Collection[int]) -> float:
     """Return the bytes per second that such CPUs usually read together, from the description of the machine alone."""
     n, memory = topology.n_cores(cpus), _usual_memory(topology)
-    each = _EACH_VIRTUAL if topology.virtual else _EACH
+    kind = topology.microarchitecture.name
+    each = next((rate for name, rate in _EACH.items() if kind.startswith(name)), _EACH_USUALLY)
+    each *= _VIRTUAL if topology.virtual else 1.0
     together = each * (n if memory is not None and not topology.virtual else n**_TOGETHER)
     if memory is None:
         return together

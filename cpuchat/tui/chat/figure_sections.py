@@ -12,7 +12,7 @@ from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import DraftingFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
-from cpuchat.telemetry.roofline import NO_ESTIMATE, NO_MEMORY_LIMIT, NO_PEAK, Roofline
+from cpuchat.telemetry.roofline import NO_ESTIMATE, NO_LIMIT, NO_PEAK, Roofline
 from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, percent, shape
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import LEVELS
@@ -143,13 +143,11 @@ def roofline(frame: Frame) -> list[Line]:
         power = [[*watts, frame.text("value", each)]]
     if now.bandwidth.why == NO_ESTIMATE:  # of a llama-server on this machine
         return power
-    limits = [_figure(frame, "limit by compute", now.ceiling_compute, _tok_s, _LIMIT_END)]
-    if not now.fits_cache:
-        limits = [
-            _figure(frame, "limit without drafts", now.ceiling_plain, _tok_s, _LIMIT_END),
-            _figure(frame, "limit with drafts", now.ceiling_accepted, _tok_s, _LIMIT_END),
-            *limits,
-        ]
+    limits = [] if now.fits_cache else [
+        _figure(frame, "limit without drafts", now.ceiling_plain, _tok_s, _LIMIT_END),
+        _figure(frame, "limit with drafts", now.ceiling_accepted, _tok_s, _LIMIT_END),
+        _figure(frame, "limit by compute", now.ceiling_compute, _tok_s, _LIMIT_END),
+    ]  # fmt: skip
     share, why, drawn = now.utilization.value, now.utilization.why, list[Line]([[], []])
     if now.bandwidth.value is not None:
         used = units.bandwidth(now.bandwidth.value)
@@ -161,7 +159,7 @@ def roofline(frame: Frame) -> list[Line]:
     if share is not None:
         drawn[1] = frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
     elif why not in (NO_ANSWER, NO_MODEL):
-        here = {NO_PEAK: "peak not measured: F12, m", NO_MEMORY_LIMIT: "fits in L3: not memory-bound"}
+        here = {NO_PEAK: "peak not measured: F12, m", NO_LIMIT: "fits in L3: not memory-bound"}
         drawn[1] = [frame.text("label", fit(here.get(why, why), frame.width))]
     return [*drawn, *_remarks(frame, now), *limits, *power]
 

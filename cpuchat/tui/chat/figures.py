@@ -145,24 +145,13 @@ def large(frame: Frame) -> list[Line]:
     return rows
 
 
-def _limit(figures: ChatFigures) -> tuple[str, float]:
-    now, drafting = figures.roofline, figures.drafting
-    plain, accepted = now.ceiling_plain.value or 0.0, now.ceiling_accepted.value or 0.0
-    drafts = accepted and (drafting.off is None or (figures.tok_s.value or 0.0) > plain)
-    memory = ("limit with drafts", accepted) if drafts else ("limit without drafts", plain)
-    compute = ("limit by compute", now.ceiling_compute.value or 0.0)
-    if now.fits_cache or 0 < compute[1] < memory[1]:
-        return compute
-    return memory
-
-
 _MINUTE = 120  # samples of Figures.history, two per second
 
 
 def timeline(frame: Frame, rows: int) -> list[Line]:
     """Draw tok/s of the last minute up to the limit, which is the line above it; without a limit to a round number."""
     history = frame.figures.history
-    name, limit = _limit(frame.figures)
+    name, limit = words.limit_of(frame.figures)
     if not limit and not history:
         return [[]] * rows
     top = limit or nice_max(max(history))
@@ -204,7 +193,7 @@ def _pace(frame: Frame) -> Line:
     return [*line, frame.text("label", ahead)] if ahead else line
 
 
-_LABEL, _FIGURE, _TAIL = 8, 5, 6
+_LABEL, _FIGURE, _TAIL = 9, 5, 6
 _BAR = 4  # cells of a bar on a line of many figures
 
 
@@ -217,7 +206,7 @@ def _labelled(frame: Frame, label: str, figure: str, after: str = "") -> Line:
 def _bar_row(
     frame: Frame, label: str, figure: str, share: float, tail: str = "", *marks: float, warns: bool = False
 ) -> Line:
-    """Draw `memory   86 % ███████▏╎─ 0.5B`; the bar has the room of a missing `tail`."""
+    """Draw `bandwidth  86 % █████▏╎─ 0.5B`; the bar has the room of a missing `tail`."""
     room = _BAR if frame.height == 1 else frame.width - _LABEL - _FIGURE - 1 - (_TAIL + 1 if tail else 0)
     line = [*_labelled(frame, label, f"{figure} "), *frame.bar(share, room, *marks, warns=warns)]
     return [*line, frame.text("label", f" {fit(tail, _TAIL)}")] if tail else line
@@ -255,13 +244,13 @@ def _memory(frame: Frame) -> Line:
     figures, now = frame.figures, frame.figures.roofline
     share, rate = now.utilization.value, figures.tok_s.value
     if now.fits_cache and now.bandwidth.value is not None:
-        return _labelled(frame, "memory", "in L3")
+        return _labelled(frame, "weights", "in L3")
     if share is None:
         return []
     marks = [1.0]
-    if rate and (limit := _limit(figures)[1]) and share * limit / rate < SCALE:
+    if rate and (limit := words.limit_of(figures)[1]) and share * limit / rate < SCALE:
         marks.append(share * limit / rate)
-    return _bar_row(frame, "memory", f"{percent(share)} %", share / SCALE, "", *(mark / SCALE for mark in marks))
+    return _bar_row(frame, "bandwidth", f"{percent(share)} %", share / SCALE, "", *(mark / SCALE for mark in marks))
 
 
 def _context(frame: Frame) -> Line:

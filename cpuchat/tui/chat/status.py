@@ -183,5 +183,7 @@ class StatusLine(Widget):
         if not now.wanted:
             return [f"{full} off", f"{name} off"]
         kind = "adaptive depth" if now.adaptive else "fixed depth"
+        if now.off is not None and not now.is_off:  # the panel says why nothing is drafted now
+            return [full, name]
         depth = "drafts off" if now.is_off else f"{kind} {now.depth or ''}".rstrip()
         return [f"{full} · {depth}", full, name]

@@ -43,7 +43,7 @@ class Bars(Static):
             return
         self._shown = chart, rows, self.size.width
         names, notes = (max((len(getattr(one, part)) for one in chart.bars), default=0) for part in ("name", "note"))
-        lines = [Text(chart.heading, self._style("dim"))]
+        lines = [Text(chart.heading, self._style("dim"))] if chart.heading else []
         for one in chart.bars:
             head = f"  {one.name:<{names}} {chart.figure(one)} "
             width = max(self.size.width - len(head) - notes - 3, 4)  # and where the scroll bar comes
@@ -102,6 +102,13 @@ class PlacementList(OptionList):
     def mark(self, spec: PlacementSpec) -> None:
         """Select a placement as the arrow keys would."""
         self.highlighted = self._specs.index(spec) if spec in self._specs else self.option_count - 1
+
+    def action_cursor_down(self) -> None:
+        """Select the next one; of a single one, scroll what is above."""
+        (super().action_cursor_down if self.option_count > 1 else self.screen.query_one("#machine").scroll_down)()
+
+    def action_cursor_up(self) -> None:
+        (super().action_cursor_up if self.option_count > 1 else self.screen.query_one("#machine").scroll_up)()
 
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes

@@ -8,7 +8,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import on, work
@@ -32,6 +32,7 @@ from cpuchat.hardware.placement.placement import (
     offered,
     place,
 )
+from cpuchat.hardware.process import BusyPrograms
 from cpuchat.hardware.sysfs import clock
 from cpuchat.hardware.topology import ROOT, Topology
 from cpuchat.measure import store
@@ -56,7 +57,7 @@ Computing = tuple[tuple[int, ...], str]
 """(logical CPUs, memory policy in the words of `mempolicy`)"""
 
 SAMPLE_SECONDS = 1.0
-_FEW_CORES, _MAX_CORES, _WIDE = 8, 24, 154  # that are shown one by one, and on a screen of so many columns
+_FEWEST_CORES, _FEW_CORES, _MAX_CORES, _WIDE = 2, 8, 24, 154  # shown one by one; the most in so many columns
 _OTHER_ROWS, _MAX_ROWS = 36, 8  # that all but the cores take, and the most that show the past of one
 _MAX_PAST = 400  # seconds of it, two for each column
 _PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
@@ -68,7 +69,8 @@ class MachineReader:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
-        self._busy = BusyCores(root)
+        self._busy, self._others = BusyCores(root), BusyPrograms(root)
+        self._busy.shares()  # since when the first are told
 
     def facts(self, spec: PlacementSpec, loaded: Computing | None = None) -> DiagnosticFacts:
         """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried. The bandwidth is
@@ -99,8 +101,9 @@ class MachineReader:
             peaks = known_of(facts.topology, *on, root=self.root)
         available, nodes = available_bytes(self.root), facts.free_on
         free_on = {number: available_within((number,), self.root) for number in nodes}
-        speed = clock(self.root, on[0])
-        return dataclasses.replace(facts, peaks=peaks, clock=speed, available=available, free_on=free_on), now
+        speed, others = clock(self.root, on[0]), self._others.names()
+        new = dict[str, Any](peaks=peaks, clock=speed, others=others, available=available, free_on=free_on)
+        return dataclasses.replace(facts, **new), now
 
     def kernels(self, on: Computing | None, module: str) -> tuple[str, Mapping[str, MeasuredProducts]]:
         """Return the instruction set of cpuchat's kernels in a CPU `module` ("": the usual one), "" where they do not
@@ -146,7 +149,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._is_looking = False
         self._stopped = False
         self._past = deque[Mapping[int, tuple[float, int]]](maxlen=_MAX_PAST)  # of `now.cores`
-        self._was_idle = True
+        self._was_computing = False
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
         self._options: list[PlacementCandidate] = []
@@ -274,21 +277,23 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     @work(group="look")
     async def _look(self, before: DiagnosticFacts, on: Computing) -> None:
         """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
-        was_idle, is_idle = self._was_idle, self._services.session.is_idle
+        was_computing, answers = self._was_computing, self._model is not None and not self._services.session.is_idle
+        is_computing = bool(answers or self._is_loading or self._measuring or self._change)  # here, not on a server
         try:
             facts, seen, cores = await run_in_daemon_thread(
                 lambda: (*self.reader.now(before, on, self._seen), self.reader.cores(before.topology))
             )
         finally:
-            self._is_looking, self._was_idle = False, is_idle
+            self._is_looking, self._was_computing = False, is_computing
         busy = frozenset(cpu for cpu, (share, _) in cores.items() if share > MAX_BUSY_CORES)
         mine = {*on[0], *self._cpus_of(self._in_use)}
-        own = frozenset[int]() if was_idle and is_idle else busy & mine
+        own = busy & mine if was_computing or is_computing else frozenset[int]()
+        shared = own if (one := self.now.answered) is not None and one.cores_share is not None else frozenset[int]()
         if self.facts is not before:
             return
         self._seen = seen
         self._past.append(self.now.cores)
-        now = dataclasses.replace(self.now, cores=cores, busy=busy - own, working=own)
+        now = dataclasses.replace(self.now, cores=cores, busy=busy - own | shared, working=own - shared)
         if (facts, now) != (before, self.now):
             self.facts, self.now = facts, now
             self._show()
@@ -304,15 +309,18 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _show(self) -> None:
         if not self.has_widgets or self.facts is None:
             return
-        facts, now = self.facts, self.now
+        facts, now = self.facts, dataclasses.replace(self.now, measuring=bool(self._measuring))
         n_cores, size = len(facts.topology.cores), self.app.size
-        has_room = n_cores <= (_MAX_CORES if size.width >= _WIDE else _FEW_CORES) and not self.has_class("-narrow")
+        few = _MAX_CORES if size.width >= _WIDE else _FEWEST_CORES if self.has_class("-narrow") else _FEW_CORES
+        has_room = n_cores <= few
         self.set_class(has_room, "-few")
         self._show_picture()
         self.query_one("#speed", Bars).show(machine.speed_chart(now))
         self.query_one("#help", FactsTable).show(machine.helping(facts, now, 3 if size.height >= ROOMY else 1))
         n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
         cores = machine.core_chart(facts.topology, now, self._past if n_rows > 1 else ()) if has_room else None
+        if cores is not None and self.has_class("-narrow"):
+            cores = dataclasses.replace(cores, heading="")
         self.query_one("#cores", Bars).show(cores, n_rows)
         told = self._measuring and self._measuring + self._beside
         self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
@@ -439,6 +447,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _loading(self, share: float) -> None:
         if self.has_widgets and self._change is not None and not self._change.stopped:
             self._tell(f"reloading the model {100 * share:3.0f} % · Esc cancels")
+
+    def action_page(self, pages: int) -> None:
+        pane = self.query_one("#machine")
+        pane.scroll_relative(y=pages * max(pane.scrollable_content_region.height - 1, 1), animate=False)
 
     def action_measure(self) -> None:
         if self.facts is None or self._measuring:

@@ -32,7 +32,7 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
     [of_folder] = [line for line in lines if str(tiny_model_without_template) in line]
     assert of_folder.endswith("(no chat template)")
     assert "\x1b" not in done.stdout
-    assert "±50 % until measured" in done.stderr
+    assert "up to 2× off until measured" in done.stderr
 
 
 def test_a_narrow_terminal_keeps_the_figures_and_cuts_no_name_that_is_typed(hub: Path, tiny_model: Path) -> None:

@@ -27,7 +27,7 @@ def test_costs_are_measured_once(chat: PairChat, files: tuple[Path, Path], monke
     monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
     monkeypatch.setattr(calibrations, "MIN", 0.0)
     monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
-    monkeypatch.setattr(CpuWait, "share", lambda _: 0.0)
+    monkeypatch.setattr(CpuWait, "shares", lambda _: (0.0, 1.0))
     first = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" in chat.phases() and len(first.pass_ms) == 32
     again = chat.load(files[0], calibrate=True, **more)
@@ -97,7 +97,7 @@ def test_a_calibration_beside_other_programs_tells_no_speed_up(
     disturbed = PassCosts(tuple(10.0 + 2 * n for n in range(32)), draft_ms=1.0, read_ms=0.5, disturbed=True)
     found = [disturbed]
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: found.pop())
-    monkeypatch.setattr(CpuWait, "share", lambda _: 0.0)
+    monkeypatch.setattr(CpuWait, "shares", lambda _: (0.0, 1.0))
     for _ in range(2):  # the second load measures nothing: `found` is empty
         info = chat.load(files[0], draft_path=str(files[1]), calibrate=True)
         assert info.notes == ()  # the missing speed-up tells its reason; a notice at each start would not help
@@ -116,7 +116,7 @@ def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_with
     monkeypatch.setattr(answer, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr("cpuchat.engine.decoding.decode.UPDATE_SECONDS", 0.0)
     for waited, is_compared in ((0.04, True), (0.5, False), (None, True)):
-        monkeypatch.setattr(CpuWait, "share", lambda _, waited=waited: waited)
+        monkeypatch.setattr(CpuWait, "shares", lambda _, waited=waited: (waited, waited))
         _, timings = chat.ask(Speculation(drafters=("draft",), depth=4))
         figures = timings.speculation
         assert figures is not None and timings.draft_n

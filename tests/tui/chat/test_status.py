@@ -50,7 +50,7 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
         status.show_model(msgspec.structs.replace(MODEL, draft="Qwen2.5-0.5B-Instruct", draft_quantization="Q8_0"))
         for drafting, words in (
             (DraftingFigures(wanted=True), "draft 0.5B Q8_0 · adaptive depth"),
-            (DraftingFigures(wanted=True, depth=0, off=UNCALIBRATED), "draft 0.5B Q8_0 · adaptive depth"),
+            (DraftingFigures(wanted=True, depth=0, off=UNCALIBRATED), "draft 0.5B Q8_0 "),
             (DraftingFigures(wanted=True, depth=0, off=SKIPPED), "draft 0.5B Q8_0 · drafts off"),
             (DraftingFigures(wanted=True, depth=3, off=SLOW), "draft 0.5B Q8_0 · drafts off"),
             (DraftingFigures(wanted=True, depth=3), "draft 0.5B Q8_0 · adaptive depth 3"),

@@ -130,7 +130,7 @@ def test_an_audience_sees_what_is_known_of_an_answer_of_one_token() -> None:
 def test_what_other_programs_take_is_a_row() -> None:
     slow = [msgspec.structs.replace(one, cpu_wait=0.66) if n % 20 == 0 else one for n, one in enumerate(writing(6))]
     meter = meter_after(*LOADED, *READING, *slow)
-    assert "cores    34 % yours" in drawn("brief", meter) and rough(meter.figures()) == "rough speeds"
+    assert "cores     34 % yours" in drawn("brief", meter) and rough(meter.figures()) == "rough speeds"
     assert "cores             34 % yours" in drawn("all", meter, ALL)
     assert " · cores 34 % yours · " in drawn("line", meter, (1, 97))[0]
     meter.observe(FINISHED, 9.0)  # whose worker was alone, taken as a whole
@@ -185,7 +185,7 @@ def test_without_drafters_the_section_is_one_row() -> None:
     meter = meter_after(*LOADED, *READING, *writing(10), speculation=Speculation())
     rows = drawn("all", meter, ALL)
     assert "drafts      off (F9 or F2)" in rows and not any(row.startswith("acceptance") for row in rows)
-    assert "drafts    off" in drawn("brief", meter)
+    assert "drafts     off" in drawn("brief", meter)
 
 
 async def test_all_figures_scroll_where_they_do_not_fit() -> None:
@@ -225,7 +225,7 @@ def test_the_picture_in_the_docs_is_what_the_panel_draws() -> None:
         5: "tok/s of the last minute, up to that limit",
         9: "from the request to the first token",
         10: "share of drafted tokens that were accepted, and the drafter",
-        11: "bandwidth; ╎ is the measured peak",
+        11: "share of the read bandwidth; ╎ is its peak",
         12: "tokens in the context, and its size",
     }
     meter = meter_after(*LOADED, *READING, *writing(60), drafted(DRAFTING))
