@@ -12,8 +12,7 @@ _KINDS: dict[str, type[CpuchatError]] = {}  # by code
 
 class CpuchatError(Exception):
     """Base of all expected failures. `message`: one sentence, what went wrong. `hint`: one sentence, what to do about
-    it; may be empty.
-    """
+    it; may be empty."""
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1

@@ -16,8 +16,7 @@ class Setting:
         takes_effect: "load" or "start" (of a model, of the app) if it waits for that; "": the next answer.
         is_option: commands that take its section have an option for it, with `label` and `about` as its help.
         option: flag on the command line; "": its name with hyphens.
-        metavar: stands for the value in `--help`; "": as its type.
-    """
+        metavar: stands for the value in `--help`; "": as its type."""
 
     label: str = ""
     about: str = ""

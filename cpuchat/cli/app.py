@@ -88,8 +88,7 @@ def opening(
 
 def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model. Raises
-    ModelNotFound: `wanted` is not there, or not even the demo model is.
-    """
+    ModelNotFound: `wanted` is not there, or not even the demo model is."""
     if wanted:
         return library.resolve(wanted, options.tell_choice)
     last = chosen.model.last

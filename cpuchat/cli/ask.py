@@ -76,8 +76,7 @@ def ask(
 ) -> int:  # fmt: skip
     """Ask one question and print the answer as it is written.
 
-    QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before.
-    """
+    QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before."""
     base, model = options.with_preset(values["preset"], model, server)
     served = options.server_model(server, model, values)
     chosen = options.overridden({**values, "chat__system_prompt": system}, base)
@@ -235,8 +234,7 @@ class AnswerForm:
     def unmet(self, text: str, finished: GenerationFinished, *, served: bool) -> GrammarUnmet | None:
         """Return why the answer does not match, None if it does or, `served` by a server, may.
 
-        Only the engine of this machine checks its answers against the grammar.
-        """
+        Only the engine of this machine checks its answers against the grammar."""
         what = "schema" if self.schema else "grammar"
         message = f"The answer does not match the {what}"
         if finished.matches_grammar is False:

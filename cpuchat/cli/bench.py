@@ -88,8 +88,7 @@ def bench(
     pp: list[int], tg: list[int], depth: list[int], users: list[int], **lists: Sequence[str],
 ) -> int:  # fmt: skip
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
-    settings.
-    """
+    settings."""
     from cpuchat.bench import results
     from cpuchat.bench.matrix import cells_of, check_placements, workloads
     from cpuchat.bench.run import Bench
@@ -119,8 +118,7 @@ def bench(
 
 def _run(running: Bench) -> tuple[Report, int]:
     """Run a benchmark with its progress on stderr; returns what was measured, and the exit code. Raises Interrupted:
-    Ctrl+C before anything was measured; MeasureFailed: no cell was measured.
-    """
+    Ctrl+C before anything was measured; MeasureFailed: no cell was measured."""
     from cpuchat.cli.session import stoppable
     from cpuchat.present.bench import progress_bar
 

@@ -64,8 +64,7 @@ def compare(
 ) -> int:  # fmt: skip
     """Let A and B answer the same prompt, and say which is faster and why.
 
-    PROMPT may also come from standard input. Without one, the app opens on the comparison.
-    """
+    PROMPT may also come from standard input. Without one, the app opens on the comparison."""
     from cpuchat.compare.runner import parse_side
 
     chosen = overridden(values)
@@ -220,8 +219,7 @@ Ctrl+C stops and prints the estimate so far; the same command resumes."""
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool, **values: Any) -> int:
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
-    their distributions diverge (KLD).
-    """
+    their distributions diverge (KLD)."""
     chosen = overridden(values)
     resolve = functools.partial(Library(chosen.model.folders).resolve, tell=tell_choice)
     texts = () if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),)

@@ -50,8 +50,7 @@ def probe(as_json: bool, **values: Any) -> int:
     """Measure the read bandwidth of one core, one L3 group and all cores; then passes of small models with random
     weights, in every usual tensor type.
 
-    Decoding reads the whole model for every token, so the bandwidth bounds its speed; the passes tell the rest.
-    """
+    Decoding reads the whole model for every token, so the bandwidth bounds its speed; the passes tell the rest."""
     import asyncio
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
@@ -142,8 +141,7 @@ Nothing is changed, and nothing is measured: `cpuchat probe` does that."""
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool) -> int:
     """Check what limits inference speed on this machine: each finding with its evidence and the fix; and the settings
-    that only root can change, with the lines that change them and take them back.
-    """
+    that only root can change, with the lines that change them and take them back."""
     import asyncio
 
     from cpuchat.cli.version import engine_info

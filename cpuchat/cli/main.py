@@ -96,8 +96,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, **values: Any) -> int:
     """Chat with local language models on the CPU, and see how fast they run.
 
-    Without a command, cpuchat opens the terminal app.
-    """
+    Without a command, cpuchat opens the terminal app."""
     for param in ctx.command.params if ctx.invoked_subcommand is not None else ():
         name = param.name or ""
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -188,8 +187,7 @@ def _run(given: Sequence[str]) -> int:
 def _heed_ctrl_c() -> None:
     """Restore SIGINT in the foreground of a terminal, even where the parent shell ignored it.
 
-    A background job keeps ignoring it (POSIX: its standard input is not the terminal): the Ctrl+C is for another.
-    """
+    A background job keeps ignoring it (POSIX: its standard input is not the terminal): the Ctrl+C is for another."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or not hasattr(os, "tcgetpgrp"):
         return
     try:

@@ -28,8 +28,7 @@ def setting(key: str, help: str = "") -> Decorator:
     """Make the option of a setting ("engine.threads"), which overrides config.toml; `help` if it means something else
     to this command.
 
-    The value reaches the command as `engine__threads`, to be handed to `overridden`.
-    """
+    The value reaches the command as `engine__threads`, to be handed to `overridden`."""
     declared = settings.DECLARED[key]
     name, words, default = f"{declared.section}__{declared.name}", declared.words, declared.default
     is_switch = isinstance(default, bool)
@@ -85,8 +84,7 @@ def server_model(
 ) -> ServerModel | None:
     """Return the model of `--server` (and `--model`, its name there), of a `--model` that is an address, or without
     both the one used `last` if it is on a server; None for a model on this machine. Raises UsageError: not an address,
-    or with options that only a model on this machine has.
-    """
+    or with options that only a model on this machine has."""
     if server is not None:
         chosen = ServerModel(ServerModel.of(server).server, model or ServerModel.of(server).name)
     elif model is not None:
@@ -120,8 +118,7 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
 
 def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
     """Return the settings with the given options laid over them. Raises SettingsError: config.toml is not valid;
-    UsageError: values that do not go together, or cores, threads and nodes that are not allowed here.
-    """
+    UsageError: values that do not go together, or cores, threads and nodes that are not allowed here."""
     chosen = laid_over(values, base)
     engine = chosen.engine
     if engine.flash_attn == "off" and engine.type_v not in UNQUANTIZED:
@@ -173,8 +170,7 @@ DEMO = "demo"
 
 def model_path(spec: str | None, chosen: Settings) -> Path:
     """Return the file of `--model`, else the model that was used last, else the demo model. Raises ModelNotFound: no
-    such file, repository or name; UsageError: none is given, and the one used last is on a server.
-    """
+    such file, repository or name; UsageError: none is given, and the one used last is on a server."""
     from cpuchat.models.library.library import Library
 
     return Library(chosen.model.folders).resolve(spec or last_here(chosen.model.last) or DEMO, tell_choice)

@@ -26,8 +26,7 @@ class CleanStream:
     """Writes text to `stream` without terminal control sequences; `write_raw` is for our own.
 
     It has no `buffer`, by which click would go around it. Raises BrokenPipeError, or OutputFailed where writing fails
-    for another reason.
-    """
+    for another reason."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -113,8 +113,7 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
 class PlainChat:
     """Reads lines, and answers them. The loop of `runner` runs only meanwhile, so that Ctrl+C reaches `input`.
 
-    `do_…` are the commands; their docstrings, what `/help` says: the argument, and what they do.
-    """
+    `do_…` are the commands; their docstrings, what `/help` says: the argument, and what they do."""
 
     def __init__(self, chat: ChatSession, terminal: TerminalOutput, runner: asyncio.Runner) -> None:
         self._chat, self._terminal, self._do = chat, terminal, runner.run

@@ -62,8 +62,7 @@ def plan(
 ) -> None:
     """Plan before buying or downloading: does a model fit a machine, how fast, for how many users.
 
-    Without MODEL it lists the catalog on the machine.
-    """
+    Without MODEL it lists the catalog on the machine."""
     from cpuchat.planner import plan as planner
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):

@@ -26,8 +26,7 @@ class TextCommand(SectionedCommand):
 
     The text begins after `n_before` words that are no options. A word that begins with a dash but cannot be an option,
     such as "-5" or a diff, is one of the text. Options behind the text's first word are options if nothing else is
-    there: `ask "Why?" --json`.
-    """
+    there: `ask "Why?" --json`."""
 
     def __init__(self, *args: Any, n_before: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,8 +83,7 @@ def _only_options(words: list[str], flags: dict[str, click.Option]) -> bool:
 def no_option_hint(ctx: click.Context | None, wrong: str) -> str:
     """Return which options `wrong` may stand for: abbreviated, extended by a word, or misspelled; and where to look.
 
-    click compares the dashes as well, so that it takes every short option for every other.
-    """
+    click compares the dashes as well, so that it takes every short option for every other."""
     import difflib
 
     help = f"See {ctx.command_path if ctx is not None else 'cpuchat'} --help."
@@ -106,8 +104,7 @@ def compose(question: str, material: str, *, raw: bool) -> str:
     """Return the prompt: the question, a blank line, the text from standard input; either may be missing, "-" is none.
 
     A raw prompt is continued to the letter, so only the line feed that `echo` adds is taken off. Raises UsageError:
-    there is nothing, or no valid text.
-    """
+    there is nothing, or no valid text."""
     question = "" if question == "-" else question
     require_text(question, "The question")
     if raw:

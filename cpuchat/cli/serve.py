@@ -83,8 +83,7 @@ def serve(
 ) -> int:  # fmt: skip
     """Serve a model over HTTP to other programs, in OpenAI's and Anthropic's dialects, with llama-server's timings.
 
-    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.
-    """
+    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last."""
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if strict:
         require_draft_in_use(chosen)
@@ -125,8 +124,7 @@ async def _serve(
     access: dict[str, Any], options: dict[str, Any], *, strict: bool,
 ) -> int:  # fmt: skip
     """Load the model and serve it until a signal; `access` as `make_app` takes it, `options` as `InferenceService`.
-    Returns the exit code.
-    """
+    Returns the exit code."""
     from cpuchat.cli.session import Session, tell_notes
     from cpuchat.models.ollama import file_name
     from cpuchat.serving.app import make_app

@@ -87,8 +87,7 @@ async def stoppable(run: Awaitable[T], stop: Callable[..., Coroutine[Any, Any, N
 class Session:
     """Holds a conversation, and handles Ctrl+C.
 
-    The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
-    """
+    The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker."""
 
     def __init__(self, settings: Settings, terminal: TerminalOutput, backend: SwitchingBackend | None = None) -> None:
         """`backend` is closed with the session; None: a new one. No chat is kept."""
@@ -141,8 +140,7 @@ class Session:
         self, events: AsyncGenerator[AnyEvent, None], answer: StreamedAnswer, *, prints: bool
     ) -> GenerationFinished:
         """Stream an answer of `conversation` into `answer`, and to the terminal. Raises CpuchatError: an answer failed,
-        and `answer` holds what came before; OutputClosed: by the terminal; the answer is cancelled.
-        """
+        and `answer` holds what came before; OutputClosed: by the terminal; the answer is cancelled."""
         when = "before the first token"
         async with contextlib.aclosing(events):
             async for event in events:

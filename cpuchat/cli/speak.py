@@ -64,8 +64,7 @@ def speak(text: tuple[str, ...], output: Path | None, quiet: bool, **values: Any
 
 def _content(text: tuple[str, ...], quiet: bool) -> str:
     """Return what is to be read: the text of the one file that is named, one that exists or is called like a text file;
-    else the words, else standard input. Raises UsageError: nothing, or a file that is not text.
-    """
+    else the words, else standard input. Raises UsageError: nothing, or a file that is not text."""
     content = " ".join(text)
     file = paths.expanded(content)
     is_file = file.suffix in _SUFFIXES and not any(character.isspace() for character in content)

@@ -26,8 +26,7 @@ class TerminalOutput:
 
     All of it is cleaned of what a terminal would act on, into pipes and files too. `quiet` leaves only answers and
     errors. `moves`: whether `status` can show a line. `plain`: nothing is styled or replaced; what takes long is said
-    every few seconds.
-    """
+    every few seconds."""
 
     def __init__(self, *, quiet: bool = False, show_reasoning: bool = False, plain: bool = False) -> None:
         self._out = cleaned(sys.stdout)
@@ -48,8 +47,7 @@ class TerminalOutput:
 
     def answer(self, text: str) -> None:
         """Print a piece of the answer now. Raises OutputClosed: the reader of stdout is gone; OutputFailed: stdout
-        cannot be written (disk full).
-        """
+        cannot be written (disk full)."""
         if not text:
             return
         self.clear_progress()

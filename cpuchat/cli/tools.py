@@ -93,8 +93,7 @@ async def start_tools(
     tools: ToolLoop | None, conversation: Conversation, terminal: TerminalOutput, session: Session | None = None
 ) -> None:
     """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out. Raises
-    ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C, which `session` tells.
-    """
+    ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C, which `session` tells."""
     conversation.tools = tools
     if tools is None:
         return

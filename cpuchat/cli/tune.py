@@ -31,8 +31,7 @@ Machine settings that only root can change: `cpuchat doctor`."""
 def tune(model: str | None, undo: bool, as_json: bool) -> int:
     """Find the fastest settings for MODEL on this machine by measuring, in about 3 minutes.
 
-    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.
-    """
+    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last."""
     import asyncio
 
     from cpuchat.cli.session import stoppable

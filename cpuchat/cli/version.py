@@ -18,8 +18,7 @@ from cpuchat.protocol.model_info import EngineInfo
 
 async def engine_info(cpu_module: str = AUTO) -> EngineInfo:
     """Return the engine's version, CPU features and CPU module, that of the settings. Only a worker loads llama.cpp: a
-    broken build can crash its process. Raises CpuchatError: the worker did not come up.
-    """
+    broken build can crash its process. Raises CpuchatError: the worker did not come up."""
     backend = LocalBackend()
     try:
         failure = await backend.start(cpu_module)

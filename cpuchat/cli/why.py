@@ -29,8 +29,7 @@ a setting that does nothing here, ✗ marks what does not work as set. `cpuchat 
 def why(model: str | None, as_json: bool, **values: Any) -> int:
     """Prove which settings of MODEL work on this machine.
 
-    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last.
-    """
+    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last."""
     from cpuchat.bench.results import read_environment
     from cpuchat.bench.why import SettingFacts, prove
     from cpuchat.cli.session import Session

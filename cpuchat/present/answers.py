@@ -119,8 +119,7 @@ def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
 
 def prefill_progress(event: PrefillProgress, left_s: float | None = None) -> str:
     """Format the state line of prefill: `reading the prompt · 512 of 4,097 tokens, 300 cached · 6 s left`; the time
-    from one second on, then why not more was reused.
-    """
+    from one second on, then why not more was reused."""
     told = event.reuse or Reuse()
     cached = f", {event.cache_n:,} {f'from {told.source}' if told.source else 'cached'}" if event.cache_n else ""
     left = units.time_left(left_s) if left_s is not None and left_s >= 1 else ""
@@ -189,8 +188,7 @@ def summary(
     timings: Timings | None, reason: str, sampling: Sampling | None = None, default: Sampling | None = None
 ) -> str:
     """Format the line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · temperature 0 ·
-    stopped`. Sampling options are given where they differ from those of `default`, the model's.
-    """
+    stopped`. Sampling options are given where they differ from those of `default`, the model's."""
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts += [*_speed(timings), _cores(timings)]
@@ -319,8 +317,7 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
     """Return how close the answer came to the limits of this machine; null for unknown figures.
 
     Bytes per second; `bandwidth` is what the model reads by its header, `peak` what was measured with the same cores,
-    `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass.
-    """
+    `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass."""
     peak = roofline.peak.value
     return {
         "bandwidth": roofline.estimate.value,

@@ -262,8 +262,7 @@ def missing(found: Prediction, measured: float) -> str:
     """Return what keeps a model from its limit: of the time that a token takes without drafts, as measured (0: as
     predicted), reading at the peak is the limit; what computing adds is predicted.
 
-    `26 %: a token takes 25.0 ms, 18.5 reading, 4.4 computing, 1.0 between layers, 1.1 unexplained`.
-    """
+    `26 %: a token takes 25.0 ms, 18.5 reading, 4.4 computing, 1.0 between layers, 1.1 unexplained`."""
     rate = measured or found.tok_s
     if found.limit_tok_s is None or found.cost is None or not rate or found.low_tok_s != found.tok_s:
         return ""
@@ -689,8 +688,7 @@ TYPES_TOLD = 2
 def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, MeasuredProducts]) -> str:
     """Return which kernels multiply how much of a model, and at what rate with one token, as measured of `products`.
 
-    `cpuchat Q4_K 626 MB: 25 of 27 GB/s, 1.92× llama.cpp; llama.cpp Q8_0 141 MB: 24 of 27 GB/s, ≈1.07× cpuchat`.
-    """
+    `cpuchat Q4_K 626 MB: 25 of 27 GB/s, 1.92× llama.cpp; llama.cpp Q8_0 141 MB: 24 of 27 GB/s, ≈1.07× cpuchat`."""
     from cpuchat.models.kernels import TYPES
 
     if not engine.kernels or model.evidence is None:

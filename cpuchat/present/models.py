@@ -49,8 +49,7 @@ _MAX_LABEL, _MAX_TEXT = 60, 400  # characters: a file can hold texts of any leng
 def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Rows]]:
     """Return (heading, [(label, value)]) of everything but the templates' texts, shortened and cleaned.
 
-    Labels may be "". Without `settings` the list of all metadata is left out.
-    """
+    Labels may be "". Without `settings` the list of all metadata is left out."""
     writes = model.kind == "model"
     found: list[tuple[str, Rows]] = [
         ("Problems", [("", f"{model.problem[:1].upper()}{model.problem[1:]}.")] if model.problem else []),
@@ -175,8 +174,7 @@ _OTHERS = {
 
 def draft_rows(candidates: dict[str, DraftCandidate], loaded: str, wanted: str) -> list[ListRow]:
     """Return all rows. `candidates` and `loaded`, the draft model ("" = none), by key; `wanted` is the setting: AUTO,
-    NONE or else.
-    """
+    NONE or else."""
     lines = [ListRow(name="candidates")] if candidates else []
     names = Counter((candidate.name, candidate.quantization) for candidate in candidates.values())
     for key, candidate in candidates.items():
@@ -361,8 +359,7 @@ class RepositoryEntry:
     became of their download.
 
     `prediction` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why
-    the header can't be read.
-    """
+    the header can't be read."""
 
     model: RepoModel
     path: Path | None = None
@@ -483,8 +480,7 @@ def _part(entry: RepositoryEntry) -> str:
 @dataclass(frozen=True)
 class TypePrediction:
     """The prediction for one type: its file, fit and speed; `here` is that against the source, `arrangement` that of
-    its weights once they are loaded on this machine.
-    """
+    its weights once they are loaded on this machine."""
 
     forecast: Forecast
     prediction: Prediction
@@ -510,8 +506,7 @@ def quantize_title(model: LocalModel) -> str:
 
 def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
     """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known. None
-    that quantizes a second time: the original is better.
-    """
+    that quantizes a second time: the original is better."""
     for name in names:
         if (outcome := predictions.get(name)) is None:
             break

@@ -53,8 +53,7 @@ def arguments(call: ToolCall, width: int = 0) -> str:
     """Return all arguments exactly, below a line with all their names if there are several; those of one row first.
 
     A row that begins with `│` is a further line of the argument above it, one with `┊` the rest of a row that is longer
-    than `width` cells (0: none is): text in an argument cannot look like another argument.
-    """
+    than `width` cells (0: none is): text in an argument cannot look like another argument."""
     shown = [_argument(key, value, width) for key, value in call.arguments.items()]
     rows = [row for one in sorted(shown, key=lambda one: len(one) > 1) for row in one]
     if len(shown) > 1:
@@ -118,8 +117,7 @@ def owner(tool: Tool) -> str:
 
 def server_state(server: ToolServer, offered: Sequence[Tool]) -> str:
     """Format `running, 3 tools, about 400 tokens in each prompt`, or why it does not run. `offered`: those of its tools
-    that are offered; where that is not all: `running, 128 of 200 tools, …`.
-    """
+    that are offered; where that is not all: `running, 128 of 200 tools, …`."""
     if server.problem is not None:
         return server.problem.reason
     if server.state != "running":

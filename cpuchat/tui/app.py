@@ -145,8 +145,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     ) -> None:
         """Show a passing message, its title on the same line: most fit into the footer's.
 
-        Replaces the information shown before; warnings and errors stay until their time is up.
-        """
+        Replaces the information shown before; warnings and errors stay until their time is up."""
         for shown in [one for one in self._notifications if one.severity == "information"]:
             self._unnotify(shown, refresh=False)
         if head := clean_line(title):

@@ -42,8 +42,7 @@ class Downloading:
     """Manages the app's models. Use it from the app's event loop only.
 
     `changed` is published at once when a download changes its state or leaves the list, for mere progress at most every
-    `PROGRESS_SECONDS`. Ends, good and bad, are also told as a passing message, whatever screen is shown.
-    """
+    `PROGRESS_SECONDS`. Ends, good and bad, are also told as a passing message, whatever screen is shown."""
 
     def __init__(self, app: App[Any], opener: Opener = open_downloads) -> None:
         self.changed: Signal[Download] = Signal(app, "downloads")
@@ -165,8 +164,7 @@ class Quantizing:
 
     `job` is being worked at, None: nothing is; `progress` of it, None before the first tensor. `outcome` says how the
     last one ended. `changed` is published when a job begins or ends, with the new file if it made one, and for mere
-    progress at most every `PROGRESS_SECONDS`. Results are also shown as a toast.
-    """
+    progress at most every `PROGRESS_SECONDS`. Results are also shown as a toast."""
 
     def __init__(self, app: App[Any]) -> None:
         self.changed: Signal[Path | None] = Signal(app, "quantizing")

@@ -31,8 +31,7 @@ class Key(msgspec.Struct, frozen=True):
     `id` begins with the place, the owner of the binding: "app", or a screen or widget that asks for its `bindings`.
     `keys` as Textual writes them, `label` the few words of the footer, `help` the line of the help screen and the
     palette. `priority` wins over the focused widget (TextArea has bindings of its own on F6, F7 and others). `words`
-    are other words that find it in both: what users call it.
-    """
+    are other words that find it in both: what users call it."""
 
     id: str
     keys: str

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 class Navigator:
     """Opens the screens of `app`, which get `services` (`Services`, whose module imports this one). Those that return
-    something are awaited in a worker, until the screen closes; None when nothing was chosen.
-    """
+    something are awaited in a worker, until the screen closes; None when nothing was chosen."""
 
     def __init__(self, app: App[Any], services: Any) -> None:
         self._app = app

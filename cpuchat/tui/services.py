@@ -57,8 +57,7 @@ class MachineWatch:
     """Samples the counters for all screens: two readers of the same events would take them from each other.
 
     Use from one event loop. Counters are opened and read in threads, so a slow kernel blocks no key; the first calls
-    return None.
-    """
+    return None."""
 
     def __init__(self, opener: MonitorOpener = open_monitor) -> None:
         self._opener = opener
@@ -204,8 +203,7 @@ class Services:
         """Make `wanted` (the path of a file, "auto" or "none") the draft model of `target` from its next load on.
 
         One that the settings have for all models no longer counts. Drafting with a model is turned on if the settings
-        have it off.
-        """
+        have it off."""
         from cpuchat.models.drafts.choice import NO_DRAFT, ChosenDrafts
 
         ChosenDrafts().put(target, wanted)

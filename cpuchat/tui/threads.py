@@ -23,8 +23,7 @@ def collect_garbage() -> None:
     """Turn garbage collection on, which is off until the first paint.
 
     What start-up made stays until the end: full collections that walk it would be felt as a stall. Those that walk the
-    rest are ten times rarer than by default: a key that is pressed meanwhile waits.
-    """
+    rest are ten times rarer than by default: a key that is pressed meanwhile waits."""
     gc.freeze()
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, middle, max(full, _SELDOM))
@@ -34,8 +33,7 @@ def collect_garbage() -> None:
 def yield_to_inference() -> None:
     """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
 
-    What computes is started by a thread that is not lowered.
-    """
+    What computes is started by a thread that is not lowered."""
     starter()
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
@@ -74,8 +72,7 @@ async def result_of(worker: Worker[T]) -> T | None:
     """Wait for `worker`; None if it was cancelled or failed.
 
     Whoever waits may be cancelled: with Textual's `wait`, the worker is cancelled then too, and the cancellation
-    becomes a `WorkerCancelled`, which ends the app.
-    """
+    becomes a `WorkerCancelled`, which ends the app."""
 
     async def wait() -> T | None:
         try:

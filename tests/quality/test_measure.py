@@ -103,8 +103,7 @@ async def test_figures_are_llama_perplexitys(here: Placement) -> None:
     """Recorded with llama.cpp of the pinned engine, whose 16-bit storage clips only PPL(base) of this toy:
 
     llama-perplexity -m Q8 -f text -c 256 -t 2 --kl-divergence-base b.kld
-    llama-perplexity -m Q4 -c 256 -t 2 --kl-divergence-base b.kld --kl-divergence
-    """
+    llama-perplexity -m Q4 -c 256 -t 2 --kl-divergence-base b.kld --kl-divergence"""
     found = measurement(texts=(Text(kind="text", content=prose()[:12_000]),))
     await found.run(here)
     summary = found.comparisons[0].summary()

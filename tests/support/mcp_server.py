@@ -23,8 +23,7 @@ server = MCPServer("good")
 def add(first: int, second: int) -> int:
     """Add two numbers.
 
-    They may be negative.
-    """
+    They may be negative."""
     return first + second
 
 

@@ -93,8 +93,7 @@ def _explain(
     terminal: TerminalOutput, hub: Hub, repository: Repository, model: RepoModel, chosen: settings.Settings
 ) -> str:
     """Print fit and speed by the header of a model, by its size where the header cannot be read. Returns why not to
-    download it, or "".
-    """
+    download it, or ""."""
     machine = this_machine(chosen)
     try:
         header = hub.header(repository, model)
@@ -116,8 +115,7 @@ def _explain(
 async def _download(repository: Repository, model: RepoModel, terminal: TerminalOutput) -> Download:
     """Return its last state; shows one updated line on a terminal, else a line for each tenth and for each fault.
 
-    Ctrl+C cancels this task, which pauses the download.
-    """
+    Ctrl+C cancels this task, which pauses the download."""
     last = ""
 
     def show(download: Download) -> None:

@@ -62,8 +62,7 @@ _HEADER_FIGURES = (
 def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int | None:
     """Show MODEL: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
 
-    Only the header is read; nothing is loaded.
-    """
+    Only the header is read; nothing is loaded."""
     if template and (as_json or tensors or metadata):
         raise UsageError("--template cannot be combined with other options.", "Omit the other options.")
     header = find_header(model, settings.load().model.folders, Hub())
@@ -133,8 +132,7 @@ def find_model(library: Library, spec: str, *, whole: bool = False, alone: bool 
 
 def hub_address(text: str) -> Address:
     """Return where a model is on the hub: `text` as for `parse_address`, or a catalog id such as `qwen3-8b:Q8_0`.
-    Raises UsageError: it is neither; the hint names similar ids.
-    """
+    Raises UsageError: it is neither; the hint names similar ids."""
     if "/" in text:
         return parse_address(text)
     catalog = load_catalog().on(this_machine(settings.load()))
@@ -152,8 +150,7 @@ def hub_address(text: str) -> Address:
 
 def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
     """Read the header of a local model (a value of --model), else of one on the hub. `folders`: of the settings. Raises
-    ModelNotFound: it is neither local nor the name of a repository; HubError and its kinds; ModelDamaged.
-    """
+    ModelNotFound: it is neither local nor the name of a repository; HubError and its kinds; ModelDamaged."""
     try:
         return read_model(Library(folders).resolve(spec, tell_choice))
     except ModelNotFound as error:

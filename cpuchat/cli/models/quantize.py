@@ -69,8 +69,7 @@ def quantize(
 ) -> None:  # fmt: skip
     """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT.
 
-    Runs at low priority in its own process.
-    """
+    Runs at low priority in its own process."""
     library = Library(settings.load().model.folders)
     if as_list:
         if source is not None:
@@ -145,8 +144,7 @@ which are measured when it is loaded with drafting on. `cpuchat bench TARGET --d
 def pair(target: str, draft: str | None, as_json: bool) -> int:
     """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
 
-    A draft model must have the target's vocabulary. Only headers are read.
-    """
+    A draft model must have the target's vocabulary. Only headers are read."""
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target, tell_choice)

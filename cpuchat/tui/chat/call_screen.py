@@ -39,8 +39,7 @@ class Arguments(Widget):
 
 class CallScreen(Dialog[Choice], keys="dialog"):
     """Show a call with all its arguments and return what the user chooses. Refusing has the focus: the dialog opens
-    while the user may be typing. The other buttons are enabled once the last row was shown.
-    """
+    while the user may be typing. The other buttons are enabled once the last row was shown."""
 
     AUTO_FOCUS = "#refuse"
     BINDINGS: ClassVar[list[BindingType]] = [

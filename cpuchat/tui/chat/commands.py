@@ -52,8 +52,7 @@ Begun = Callable[Concatenate["ChatCommands", P], Worker[None] | None]
 
 def _in_worker(group: str = "", waits: str = "") -> Callable[[Asked[P]], Begun[P]]:
     """Run a command in a worker of the screen, one at a time in a `group`. Its CpuchatError is shown. `waits`: what it
-    does, if it has to wait while an answer is written.
-    """
+    does, if it has to wait while an answer is written."""
 
     def decorate(run: Asked[P]) -> Begun[P]:
         @functools.wraps(run)
@@ -398,8 +397,7 @@ class ChatCommands:
         """Open the compare screen; afterwards the file that the user chose there, else the model that was loaded, or
         `then`, is loaded.
 
-        Meanwhile the chat's worker is not in memory: the two sides have the machine.
-        """
+        Meanwhile the chat's worker is not in memory: the two sides have the machine."""
         session, services = self._session, self._services
         if session.refuse_while_busy("compare"):
             return

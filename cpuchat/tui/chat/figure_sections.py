@@ -71,8 +71,7 @@ def timing(frame: Frame) -> list[Line]:
 
 def drafting(frame: Frame) -> list[Line]:
     """Draw seven rows, the most important first; one when no drafters are chosen. While drafting is off, the last three
-    say why; if nothing was drafted, a single sentence.
-    """
+    say why; if nothing was drafted, a single sentence."""
     now, on_server = frame.figures.drafting, frame.figures.on_server
     if not now.wanted:
         return [frame.item(f"{'drafts':<{_LABEL}}", "", "off (F9 or F2)")]
@@ -131,8 +130,7 @@ def _by_drafter(frame: Frame, now: DraftingFigures) -> Line:
 
 def roofline(frame: Frame) -> list[Line]:
     """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
-    figure), and the limits in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3.
-    """
+    figure), and the limits in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3."""
     if frame.figures.on_server:  # its memory is not this machine's
         return []
     now, power = frame.figures.roofline, list[Line]()
@@ -224,8 +222,7 @@ SECTIONS: tuple[Callable[[Frame], Sequence[Line]], ...] = (
 
 def all_figures(frame: Frame) -> list[Line]:
     """Draw the figure that matters now, its timeline, and every figure that is known; more rows than fit, perhaps.
-    Once the figures are settled, empty rows are left out.
-    """
+    Once the figures are settled, empty rows are left out."""
     gap: list[Line] = [[]] if frame.height >= _SPACED else []
     rows = [*large(frame), *(shape(frame, 4 if gap else 3) if frame.height >= TALL else [])]
     for section in SECTIONS:

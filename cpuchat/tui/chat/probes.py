@@ -46,8 +46,7 @@ class PassProbe:
     that has found app and cores idle; passes once that is known, after `CHECKS` such checks in a row. Nobody is told:
     what is better replaces what is rough. It waits while other programs compute or serve models or another window
     measures, and gives way when they begin to, and when somebody types. What they disturbed is measured again a minute
-    later; a peak that an answer raised at once, then hourly.
-    """
+    later; a peak that an answer raised at once, then hourly."""
 
     CHECKS, CHECK_SECONDS = 6, 5.0
 

@@ -129,8 +129,7 @@ class StatusLine(Widget):
 
     def _words(self) -> tuple[list[_Part], list[str], list[_Part]]:
         """Return what is at the left, wordings of the draft model (longest first), and all else, each with its style.
-        While another model loads, there is nothing of the one before.
-        """
+        While another model loads, there is nothing of the one before."""
         model = self._model
         if self._state or model is None:
             state = (f" {self._state}", "model") if self._state else (" no model", "warn")

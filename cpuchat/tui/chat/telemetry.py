@@ -129,8 +129,7 @@ class LiveFigures:
     """Updates status line and figures from the meter, the worker process and the counters.
 
     Where text is drawn, they are drawn with it: each frame has a price of its own. Created paused, when `screen` is
-    mounted. Use from the event loop.
-    """
+    mounted. Use from the event loop."""
 
     def __init__(self, screen: Screen[Any], services: Services) -> None:
         self._screen = screen

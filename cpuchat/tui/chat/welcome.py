@@ -40,8 +40,7 @@ _READING = Offer("Looking for your models…")
 class WelcomePane(Container):
     """Shows what Enter opens or downloads, what can be asked, what this machine can run, and the keys.
 
-    Each line is where it will be before it is read, and the longest decides over no other's place.
-    """
+    Each line is where it will be before it is read, and the longest decides over no other's place."""
 
     DEFAULT_CSS = """
     WelcomePane {

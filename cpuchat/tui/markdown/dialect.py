@@ -103,8 +103,7 @@ class _Inline(StateInline):
     def scanDelims(self, start: int, canSplitWord: bool) -> Scanned:
         """Return whether a run of marks can open or close: beside CJK text wherever there is no space.
 
-        `_` cannot open in a word, nor close in one unless after punctuation: many names of files have it.
-        """
+        `_` cannot open in a word, nor close in one unless after punctuation: many names of files have it."""
         scanned = super().scanDelims(start, canSplitWord)
         end = start + scanned.length
         before = self.src[max(0, start - 2) : start].rstrip(_SELECTORS)[-1:]

@@ -20,8 +20,7 @@ def is_document(info: str) -> bool:
 
 def nesting(lines: Iterable[str], markup: str) -> Iterator[int]:
     """Yield after each line of a fenced document how many fences are open in it; -1 where the line ends it. `markup` is
-    the document's own fence: shorter ones, and those of the other character, cannot be taken for its end.
-    """
+    the document's own fence: shorter ones, and those of the other character, cannot be taken for its end."""
     opened = [(markup, True)]  # fences, and whether others may be in them
     for line in lines:
         found = FENCE.fullmatch(line)

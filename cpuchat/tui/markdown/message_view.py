@@ -78,8 +78,7 @@ class TranscriptMessage:
     of `content` (without leading line breaks); () when that is not known. `heat` has parts of `content`, as `spans` do,
     in steps of agreement with another model: "close", "matters", or `AGREES`. `id` is that of the stored message,
     `place` the one among its siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they
-    are cleaned when shown, and so are `steps`. `reasoning_s` is how long it took (0: not known).
-    """
+    are cleaned when shown, and so are `steps`. `reasoning_s` is how long it took (0: not known)."""
 
     role: Literal["user", "assistant", "system", "notice"]
     title: str
@@ -108,8 +107,7 @@ class TranscriptMessage:
 class View:
     """How messages are drawn: `width` cells in all, gutter and right margin included.
 
-    `color_drafts`: answers of which it is known are marked by who proposed what.
-    """
+    `color_drafts`: answers of which it is known are marked by who proposed what."""
 
     width: int
     palette: TextStyles
@@ -255,8 +253,7 @@ def attachment_rows(title: str, text: str, view: View) -> list[TextRow]:
 
 def steps_rows(steps: Sequence[ToolStep], view: View, state: str = "") -> list[TextRow]:
     """Render what came before an answer: its text, and a line for each call, with the result when unfolded. `state` is
-    that of the first call without one.
-    """
+    that of the first call without one."""
     rows: list[TextRow] = []
     for step in steps:
         rows += fold_rows(clean(step.reasoning), 0.0, view)

@@ -75,8 +75,7 @@ def find_lexer(language: str) -> Lexer | None:
 def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[Run]], list[bool]]:
     """Return `code` as one list of runs per line, and for each line whether highlighting may start afresh after it.
 
-    Never loses a character: where a lexer does, the code comes back plain.
-    """
+    Never loses a character: where a lexer does, the code comes back plain."""
     style = palette.block
     if _DIFF.match(code) if not language else language.lower() in ("patch", "git"):
         language = "diff"
@@ -210,8 +209,7 @@ def render(source: str, width: int, palette: TextStyles) -> list[TextRow]:
     """Return the rows of a whole message. `source` has been cleaned (`base.text.clean`).
 
     Every top-level block whose letters and digits are not all in its rows (or that nests too deep to be rendered)
-    comes out as plain text; so does a message of over `MAX` characters.
-    """
+    comes out as plain text; so does a message of over `MAX` characters."""
     if len(source) > MAX:
         return plain_rows(source, width, Style())
     try:
@@ -274,8 +272,7 @@ class Renderer:
     """Renders tokens for one width and palette.
 
     `continued` leaves out the head of the first block (a code block's label, a table's header): streaming shows a
-    long block in parts. `table_widths` are then the columns of the part before.
-    """
+    long block in parts. `table_widths` are then the columns of the part before."""
 
     def __init__(self, width: int, palette: TextStyles) -> None:
         self.width = max(8, width)

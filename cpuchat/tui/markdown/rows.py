@@ -48,8 +48,7 @@ class TextRow:
 
     `joint` is what stands between the row before and this one in copied text: a line break, or for a wrapped row the
     spaces that the wrap took. `lead` characters at the start are decoration and are not copied; `bare` rows (code)
-    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row.
-    """
+    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row."""
 
     runs: list[Run] = field(default_factory=list)
     joint: str = "\n"
@@ -67,8 +66,7 @@ class Line:
     """A finished row: what is drawn, and how it is copied (see `TextRow`).
 
     Strips are heavy (seven caches each, and what is in them) and most lines of a chat are never on screen, so they are
-    made when asked for, and only those made last are kept.
-    """
+    made when asked for, and only those made last are kept."""
 
     segments: list[Segment]
     width: int
@@ -94,8 +92,7 @@ def wrap(row: TextRow, width: int) -> list[TextRow]:
     """Cut `row` into rows of at most `width` cells, at spaces where it can, inside a word where it must. Code hangs:
     all rows but its first are indented, by two cells more than that.
 
-    No character is lost: joining the texts with the rows' `joint` gives back the text, but for spaces at its end.
-    """
+    No character is lost: joining the texts with the rows' `joint` gives back the text, but for spaces at its end."""
     text = row.text
     if len(text) <= _MAX_PER_CELL * width and (len(text) if text.isascii() else cell_len(text)) <= width:
         return [row]
@@ -188,8 +185,7 @@ def plain_rows(text: str, width: int, style: Style) -> list[TextRow]:
 class LineStream:
     """Wraps text that grows, as it is: each row once, but for the last ones of an open line.
 
-    `style_of` returns the style of who proposed a part. With a style for its `bar`, fenced code is set off by one.
-    """
+    `style_of` returns the style of who proposed a part. With a style for its `bar`, fenced code is set off by one."""
 
     def __init__(self, width: int, style_of: Callable[[str], Style], bar: Style | None = None) -> None:
         self._width = width
@@ -250,8 +246,7 @@ class LineStream:
 def to_line(row: TextRow, width: int, base: Style, gutter: str = "") -> Line:
     """Draw `row` over `base`, `gutter` before it, padded to `width` cells in all.
 
-    This is the last gate to the terminal: whatever a renderer let through is cleaned here.
-    """
+    This is the last gate to the terminal: whatever a renderer let through is cleaned here."""
     segments = [Segment(gutter, base)] if gutter else []
     cells = len(gutter)
     for text, style in row.runs:

@@ -143,8 +143,7 @@ def commit_point(tail: str) -> int:
     """Return where the last block of `tail` begins: all before it can no longer change. 0 if there is nothing before
     it.
 
-    The last item of a long list counts as a block of its own.
-    """
+    The last item of a long list counts as a block of its own."""
     blocks = _blocks(tail)
     if not blocks:
         return 0

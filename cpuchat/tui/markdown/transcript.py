@@ -41,8 +41,7 @@ class TranscriptEntry:
 
     `source` is the message, or makes it when it is needed: all those of a long chat at once would be felt. `open` is
     set while it is written; `message` is then its beginning. `content` are the lines of a complete message without
-    its title, reasoning and note.
-    """
+    its title, reasoning and note."""
 
     source: MessageSource
     open: OpenMessage | None = None
@@ -109,8 +108,7 @@ class Entries(list[TranscriptEntry]):
         """Return the line after the last that can be scrolled into a view of `view` lines; it was `before`.
 
         An answer that is written and followed has the view move on by a third of its height at a time: in between the
-        text stands still, and only new lines are drawn.
-        """
+        text stands still, and only new lines are drawn."""
         if self.height <= view:
             return self.height
         step, left = view // 3, before - self.height
@@ -209,8 +207,7 @@ class Transcript(ScrollView, can_focus=True):
     def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         """Open an answer and follow it; an open one is finished first.
 
-        `drafted`: `append` will name the drafter of each part. `hint` is shown while the model reasons.
-        """
+        `drafted`: `append` will name the drafter of each part. `hint` is shown while the model reasons."""
         self.finish_answer()
         self._current = None
         message = TranscriptMessage("assistant", title, "").cleaned()

@@ -56,8 +56,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
 class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
     """Draft models for the loaded model, of which there must be one; verdicts fill in one by one.
 
-    Returns its file if it has to be loaded again, else None.
-    """
+    Returns its file if it has to be loaded again, else None."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -95,8 +94,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
     def _find(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
         """Return the target's header and the candidates, unchecked; blocks.
 
-        Raises ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
-        """
+        Raises ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed."""
         from cpuchat.models.drafts.candidates import target_costs
         from cpuchat.models.machine import machine_for
 

@@ -113,8 +113,7 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | T
 class ModelListEntry:
     """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
     what it is recommended for. A file of this machine has a `name`, and stands below its `model` if that has several
-    ("" where its quantization tells enough).
-    """
+    ("" where its quantization tells enough)."""
 
     key: str
     subject: Subject
@@ -136,8 +135,7 @@ class ModelListSection:
 class ModelListState:
     """The state of the models list. `local` None: still being read. `here`: ids of the catalog's models that `local`
     has. `unavailable`: which folders cannot be read, and why. `typed`: what is at the typed path. `hub_problem`: why
-    nothing can be downloaded.
-    """
+    nothing can be downloaded."""
 
     local: tuple[LocalModel, ...] | None = None
     downloads: tuple[Download, ...] = ()
@@ -217,8 +215,7 @@ class ModelListState:
 
     def _offered(self, words: list[str]) -> Iterator[ModelListSection]:
         """Yield the catalog. Models that only draft are offered where drafts are chosen; who searches for one finds it
-        last.
-        """
+        last."""
         if self.hub_problem and not words:
             yield ModelListSection("", (), f"! {downloads.without_hub(self.hub_problem, 'Ctrl+R')}")
         for heading, models in (
@@ -331,8 +328,7 @@ def problem_at(path: Path) -> str:
 def typed_path(text: str) -> Path | None:
     """Return the file that a typed or pasted text names, or None when it looks like a search.
 
-    Takes what terminals paste when a file is dropped on them: quotes, `file://`, backslashes as for a shell.
-    """
+    Takes what terminals paste when a file is dropped on them: quotes, `file://`, backslashes as for a shell."""
     text = text.strip()
     if is_quoted := len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -442,8 +438,7 @@ _MAX_FILES = 4  # of a deletion that are named
 class ModelDetails:
     """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded
     beside it, `head` describes the head that it contains, and `problem` why its header cannot be read. `reading`: it is
-    being read, `prediction` is estimated by the size so far; None: unknown.
-    """
+    being read, `prediction` is estimated by the size so far; None: unknown."""
 
     prediction: Prediction | None = None
     kv_per_token: int = 0

@@ -36,8 +36,7 @@ _BY_NAME = {kind.name: kind for kind in TYPES}
 
 class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     """Returns the new file if it is finished while the screen is open, else None: the job continues when the screen is
-    closed.
-    """
+    closed."""
 
     def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()

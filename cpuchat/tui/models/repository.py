@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 class RepositoryState:
     """The state of a repository. `here`: local models by key. `judged`: results of reading a header, by key;
     `expected`: the predictions of models whose header was not read, by that of another quantization; `drafts`: by
-    `RepoModel.base`; `arrived`: bytes by key.
-    """
+    `RepoModel.base`; `arrived`: bytes by key."""
 
     repository: Repository
     machine: Machine
@@ -78,8 +77,7 @@ class RepositoryState:
 
     def entries(self, downloads: Iterable[Download], loaded: Path | None) -> list[RepositoryEntry]:
         """Return all models, in the order of the repository. Those whose header was not read are predicted from another
-        quantization of the same model, else from their size.
-        """
+        quantization of the same model, else from their size."""
         from cpuchat.models.prediction import estimate
 
         on_way = {d.order.model.files: d for d in downloads if d.order.repo == self.repository.id}
@@ -127,8 +125,7 @@ def predict_model(
     services: Services, state: RepositoryState, model: RepoModel
 ) -> tuple[dict[str, Prediction], PlannedDraft | None]:
     """Predict from the header of `model`: return predictions by `key_of`, its own and those of its other
-    quantizations, and the draft model counted in them. Raises as `Hub.header`, and ModelUnsupported.
-    """
+    quantizations, and the draft model counted in them. Raises as `Hub.header`, and ModelUnsupported."""
     from cpuchat.models.drafts.choice import planned_draft
     from cpuchat.models.prediction import predict, predict_like
     from cpuchat.models.support import check_supported

@@ -81,8 +81,7 @@ _LOADED_SECONDS = 0.5  # between two looks at which model is loaded
 class ModelsScreen(PanesScreen[Source | None], keys="models"):
     """Returns the model to load, or None. Reads files, the catalog, servers and Hugging Face in threads.
 
-    `state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in.
-    """
+    `state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in."""
 
     AUTO_FOCUS = "#filter"
     list_title = "Models"

@@ -28,8 +28,7 @@ class BackgroundReported(Message):
 
 def is_light_at_start() -> bool:
     """Return whether the background is light by `COLORFGBG`, which some terminals set, or else by what the terminal
-    reported last time: the first paint does not wait for its reply.
-    """
+    reported last time: the first paint does not wait for its reply."""
     if colors := os.environ.get("COLORFGBG", ""):
         return colors.rpartition(";")[2] in ("7", "15")
     return _terminal() in read_state().light_terminals

@@ -70,8 +70,7 @@ class GuardedApp(App[R], Generic[R]):
     """Ends itself after an uncaught exception or a signal; `launch.run` handles what follows.
 
     `crash` is the first such exception, `signalled` the number of the first signal (0: none). `asks_background`: the
-    terminal is asked for its background, and a reply arrives as `BackgroundReported`.
-    """
+    terminal is asked for its background, and a reply arrives as `BackgroundReported`."""
 
     asks_background = False
 

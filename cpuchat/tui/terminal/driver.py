@@ -79,8 +79,7 @@ class _Output:
 class TerminalDriver(LinuxDriver):
     """Textual's driver, which also stops the whole job on Ctrl+Z and notices that the terminal is gone.
 
-    `active` tells whether the terminal is taken over now.
-    """
+    `active` tells whether the terminal is taken over now."""
 
     active = False
 
@@ -208,8 +207,7 @@ class OrderedKeys(App[Result]):
     """An app that handles a bound key only after its widgets have processed everything typed before, and at once with
     all that follows from it; and a screen's keys only after it has opened.
 
-    Text that is no key on a screen with a `TEXT_FIELD` (a selector) goes there.
-    """
+    Text that is no key on a screen with a `TEXT_FIELD` (a selector) goes there."""
 
     _open: Screen[object] | None = None
     _acting = False
@@ -329,8 +327,7 @@ async def _emptied(node: MessagePump) -> None:
 
 class Gate(LineFilter):
     """Replaces control characters in every row of every widget by blanks of the same width: text that was not cleaned
-    cannot control the terminal either.
-    """
+    cannot control the terminal either."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         if all(map(_passes, segments)):

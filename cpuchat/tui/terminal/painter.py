@@ -77,8 +77,7 @@ class Painter(Compositor):
 
     def _in_front(self, y: int, start: int, end: int) -> Iterator[_Piece]:
         """Cut a row from column `start` to before `end` into what each widget shows of it. Widened to the edges of
-        widgets, as Textual does: there no wide character is cut that would not be cut otherwise.
-        """
+        widgets, as Textual does: there no wide character is cut that would not be cut otherwise."""
         cuts = self.cuts[y]
         open_parts = [(cuts[bisect_right(cuts, start) - 1], cuts[bisect_left(cuts, end)])]
         for widget, shown, region in self.layers_visible[y]:  # from front to back
@@ -97,8 +96,7 @@ class Painter(Compositor):
 
 def only_current(screen: Screen[Any], event: events.Resize) -> None:
     """Skip a size that the app no longer has. Textual lays out the screen for it and queues it again, because the
-    screen was resized: two sizes that are queued at once take turns for ever, and nothing else is done.
-    """
+    screen was resized: two sizes that are queued at once take turns for ever, and nothing else is done."""
     if event.size != screen.app.size:
         event.prevent_default()
 
@@ -106,8 +104,7 @@ def only_current(screen: Screen[Any], event: events.Resize) -> None:
 class LeanScreen(Screen[ScreenResultType]):
     """A screen that styles what changed. Textual styles all of it whenever it is shown or another one opens over it,
     and all that surrounds both when the focus moves from one field of a form to the next. It has the classes for its
-    size from the first paint on.
-    """
+    size from the first paint on."""
 
     def on_compose(self) -> None:
         size = self.app.size
@@ -156,8 +153,7 @@ class LeanScreen(Screen[ScreenResultType]):
 
 class TypingScreen(LeanScreen[Any]):
     """A screen that paints what is typed at once. By Textual's timer, a key that comes soon after a paint, as most do
-    while an answer streams, waits up to two of its intervals: 66 ms.
-    """
+    while an answer streams, waits up to two of its intervals: 66 ms."""
 
     def on_idle(self) -> None:
         field = self.focused

@@ -27,8 +27,7 @@ def bar(fraction: float, width: int, *peaks: float) -> list[tuple[str, str]]:
     """Draw a bar of `width` cells as (text, part), part being "fill", "track" or "peak".
 
     `fraction` of the width is filled, in steps of an eighth of a cell; values outside 0..1 are cut off, and a value
-    above zero is never drawn as nothing. Each of `peaks` sets a mark.
-    """
+    above zero is never drawn as nothing. Each of `peaks` sets a mark."""
     fraction = min(1.0, max(0.0, fraction if fraction == fraction else 0.0))
     eighths = round(fraction * width * 8)
     if fraction > 0 and width:
@@ -66,8 +65,7 @@ def braille(values: Sequence[float], columns: int, rows: int, top: float) -> lis
     """Draw an area chart in braille, two by four dots per cell: `rows` strings of `columns` characters.
 
     The scale goes from zero at the bottom to `top`; values above it are drawn at the top. The newest value is at the
-    right edge.
-    """
+    right edge."""
     dots = squeeze(values, columns * 2)
     grid = [[0] * columns for _ in range(rows)]
     height = rows * 4

@@ -30,8 +30,7 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
 
     It also takes the widgets from a screen that is still opening, whose handlers then look for them in vain: such a one
     opens first. And it cancels the workers of a screen only after its widgets are gone: here they end at once, but for
-    the one that dismisses.
-    """
+    the one that dismisses."""
 
     _is_open = False
     _dismissed: tuple[ScreenResultType | None] | None = None

@@ -58,8 +58,7 @@ class KeyFooter(Widget):
 
     def _show_keys(self) -> None:
         """Show the keys that fit: what does not is left out before the last, the palette, and what cannot be pressed
-        now before what can; the first that can and Esc stay.
-        """
+        now before what can; the first that can and Esc stay."""
         if not self.is_attached:
             return
         shown: dict[str, ShownKey] = {}

@@ -355,8 +355,7 @@ class ListScreen(Dismissable[ScreenResultType], keys="list"):
 
 class PanesScreen(ListScreen[ScreenResultType], keys="details"):
     """A list, and a `Labelled` about the selected line beside it, or below it on narrow terminals. Keys scroll that, as
-    it never has the focus.
-    """
+    it never has the focus."""
 
     def action_scroll_details(self, lines: int) -> None:
         self.query_one(Labelled).scroll_relative(y=lines, animate=False)

@@ -31,8 +31,7 @@ class PromptInput(TextArea):
     def __init__(self, submit: Callable[[str], None], *, id: str | None = None) -> None:
         """`submit` is called with what Enter sends, never blank; the prompt keeps the text until `accept`.
 
-        It is a call and no message: what was typed right after Enter would get here before a message does.
-        """
+        It is a call and no message: what was typed right after Enter would get here before a message does."""
         super().__init__(id=id, soft_wrap=True, tab_behavior="focus", show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
         self._word_pattern = WORD_EDGES
