@@ -177,7 +177,7 @@ SHOWN = {
         "F12": r"≈(\d[\d.,]*\d) tok/s:", "doctor": r"≈(\d[\d.,]*\d) tok/s:", "show": r"speed ≈(\d[\d.,]*\d) tok/s:",
         "plan": r" tok/s (\d[\d.,]*\d) \(",
     },
-    "listed": {"list": r"MB (≈?\d[\d.,]*\d) ", "models": r"(≈?\d[\d.,]*\d) tok/s",
+    "listed": {"list": r"(?:fits|tight) (≈?\d[\d.,]*\d)", "models": r"(≈?\d[\d.,]*\d) tok/s",
                "details": r"speed (≈?\d[\d.,]*\d) tok/s",
                "F12": r"speed (≈?\d[\d.,]*\d) tok/s", "doctor": r"speed (≈?\d[\d.,]*\d) tok/s"},
     "bytes per token": {"F12": PER_TOKEN, "doctor": PER_TOKEN, "show": PER_TOKEN, "plan": PER_TOKEN,
