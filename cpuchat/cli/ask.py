@@ -35,20 +35,16 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   cpuchat ask "Why is decoding slower than reading the prompt?"
-  cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
   git diff | cpuchat ask "Write a commit message for this:"
   cpuchat ask --file src/main.py:10-80 --file notes.md "What does this do?"
-  cpuchat ask --server http://127.0.0.1:8080 "Hello"
-  cpuchat ask --preset review "$(git diff)"
   cpuchat ask --tools files "Where is the port of the server set?"
-  cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust?" | jq .name
 
 Options go before the question: from its first word that is no option on, all belongs to it. One that looks like an
 option goes after --: cpuchat ask -- --help me. Options default to those of --preset, then to config.toml. The answer
 goes to standard output, everything else to standard error. Ctrl+C stops and keeps the partial answer. Control
 characters in the answer are replaced by visible ones, also in pipes and files; --json escapes them. Exit codes:
-cpuchat docs commands."""
+cpuchat docs exit-codes."""
 
 
 @click.command(cls=TextCommand, epilog=_EPILOG)

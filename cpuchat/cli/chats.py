@@ -60,13 +60,7 @@ def find_chats(store: ChatStore, beginnings: Sequence[str]) -> list[Chat]:
     return list(chosen.values())
 
 
-_LIST_EPILOG = """\b
-Examples:
-  cpuchat chats list
-  cpuchat chats list --json | jq -r '.[] | select(.messages > 100) | .id'"""
-
-
-@click.command("list", epilog=_LIST_EPILOG)
+@click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_chats(as_json: bool) -> None:
     """List the chats, last changed first."""
@@ -111,12 +105,7 @@ def export(chats: tuple[str, ...], output: Path | None) -> None:
     click.echo(f"Exported {plural(len(exported), 'chat')} to {output}.")
 
 
-_IMPORT_EPILOG = """\b
-Example:
-  cpuchat chats import chats.json
-
-A FILE is the JSON of `cpuchat chats export`. Nothing is overwritten: chats that are there already are left as they are,
-so that a file can be imported again."""
+_IMPORT_EPILOG = "A FILE is the JSON of `cpuchat chats export`. Chats that are there already are left as they are."
 
 
 @click.command("import", epilog=_IMPORT_EPILOG)

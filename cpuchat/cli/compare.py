@@ -38,15 +38,12 @@ Examples:
   cpuchat compare demo demo-q4 "What is quantization?"      answers and why
   cpuchat compare qwen:q8_0 qwen:q4_k_m --rounds 3 "Hello" > report.txt
   cpuchat compare demo,threads=1 demo,threads=2 "Hello"
-  cpuchat compare demo demo,drafters=draft --json "Hello"
 
 A and B are values for --model, each optionally followed by its own settings: drafters, draft-model, draft-depth,
-threads, cores, memory-policy, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters
-unless their settings say otherwise. One answers after the other, each on the whole machine; where memory is too small
-for both, they are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown. Then
-each side predicts both answers: how many of A's words B would have written, and where it matters.
-
-Exit code 27: no verdict, because other programs were using the cores; --json says so in verdict.caveat."""
+threads, cores, memory-policy, kv (cache type), flash-attn, temperature; else both answer greedily without drafters, one
+after the other. Each round swaps the order; from three rounds on, medians and ranges are shown. Then each side predicts
+both answers: how many of A's words B would have written. Exit code 27, verdict.caveat in --json: no verdict, because
+other programs were using the cores."""
 
 
 @click.command(cls=TextCommand, n_before=2, epilog=_EPILOG)
@@ -200,8 +197,6 @@ class ComparisonRun:
 _MAX_TEXT = 64 << 20
 _QUALITY_EPILOG = """\b
 Examples:
-  cpuchat quality demo demo-q4
-  cpuchat quality owner/repo:Q8_0 owner/repo:Q6_K owner/repo:Q4_K_M
   cpuchat quality big-F16.gguf big-Q4_K_M.gguf --text notes.txt
 
 BASE and OTHER are values for --model; BASE is the best file of the model that you have. All must have the same

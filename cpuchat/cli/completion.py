@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
@@ -19,10 +21,10 @@ Put the line of your shell into the file that it reads at its start:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
+@click.argument("shell", type=click.Choice(list(_SHELLS)), default=lambda: Path(os.environ.get("SHELL", "")).name)
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands, options, models and files."""
+    """Print what makes SHELL (default: yours) complete commands, options, models and files."""
     click.echo(_SHELLS[shell](ctx.find_root().command, {}, "cpuchat", "_CPUCHAT_COMPLETE").source())
 
 

@@ -30,9 +30,7 @@ ROOT = Path("/")
 _PROBE_EPILOG = """\b
 Examples:
   cpuchat probe
-  cpuchat probe --cores l3:0-1
   cpuchat probe --cores node:0 --memory-policy bind:1    node 0 reads node 1
-  cpuchat probe --json | jq .all_cores.bytes_per_s
 
 Takes about 30 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
 predicted speeds follow from the passes. Run it on an idle machine: exit code 27, and `caveat` in --json, tell that
@@ -129,12 +127,7 @@ def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: The
     return lines
 
 
-_DOCTOR_EPILOG = """\b
-Examples:
-  cpuchat doctor
-  cpuchat doctor --json | jq '.findings[] | select(.level == "problem")'
-
-Nothing is changed, and nothing is measured: `cpuchat probe` does that."""
+_DOCTOR_EPILOG = "Nothing is changed, and nothing is measured: `cpuchat probe` does that."
 
 
 @click.command(epilog=_DOCTOR_EPILOG)

@@ -56,7 +56,7 @@ Examples:
   cpuchat compare demo demo-q4 "Hello"     which is faster, and why
 
 A model is a GGUF file, or a part of its name in `cpuchat models list` that no other model has (qwen, qwen:q8_0). Until
-one has been chosen, the bundled demo model is used. Exit codes: cpuchat docs commands."""
+one has been chosen, the bundled demo model is used. Exit codes: cpuchat docs exit-codes."""
 
 _MORE_THREADS = "Raise the limit: `ulimit -u`, TasksMax of a systemd unit, or pids.max of the control group."
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -142,7 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
-    line = [*given[1:], "--help"] if given[:1] == ["help"] else ["--version"] if given == ["version"] else given
+    line = ["--version"] if given == ["version"] else given
+    if given[:1] == ["help"]:
+        is_page = len(given) == 2 and given[1] not in ("help", *_COMMANDS) and not cli.hint("cpuchat", given[1])
+        line = ["docs", given[1]] if is_page else [*(one for one in given[1:] if one != "help"), "--help"]
     arguments = list(line)  # without a text at their end, once it is known (`TextCommand`)
     try:
         result = cli.main(args=list(line), prog_name="cpuchat", standalone_mode=False, obj=arguments)
@@ -209,6 +212,8 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
         message = f"No such option: {error.option_name}"
         if ctx is not None and ctx.parent is None and (later := [one for one in arguments if one in _COMMANDS]):
             hint = _after_command(arguments, later[0])
+    elif ctx is None and arguments[:1] and arguments[0] in _COMMANDS:  # an option without its value
+        hint = f"See {' '.join(['cpuchat', *arguments[: 1 + (arguments[0] in ('models', 'chats'))]])} --help."
     wrong, words = getattr(error, "command_name", ""), " ".join(arguments)  # the former since click 8.4
     command = ctx.command_path if ctx is not None else ""
     if wrong and ctx is not None and isinstance(ctx.command, LazyGroup):

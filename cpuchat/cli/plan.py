@@ -26,10 +26,7 @@ Examples:
   cpuchat plan                        the catalog here, the fastest first
   cpuchat plan --on 9354 --tok-s 10   what runs at 10 tok/s there
   cpuchat plan 70b:Q4_K_M --on 9754   one model: fit, speed, users
-  cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
-  cpuchat plan 70b:Q4_K_M --on all    every machine, the fastest first
   cpuchat plan 8b --on lab --json     machines/lab.toml in the config folder
-  cpuchat plan --machines             the machines, with sources
 
 MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b to 70b), with its quantization behind a
 colon; a model that is here is read from its file. A figure is given as expected (low–high): an untuned and a tuned

@@ -34,18 +34,15 @@ Examples:
   CPUCHAT_SERVE_TOKEN="$(cat ~/.cpuchat-token)" cpuchat serve --host 0.0.0.0
   curl -s http://127.0.0.1:8080/v1/chat/completions \\
     -d '{"messages": [{"role": "user", "content": "Hello"}]}'
-  curl -s http://127.0.0.1:8080/metrics
 
 Requests beyond --parallel wait; clients take turns. Each answer at once takes a KV cache of --ctx tokens; beside others
 only suffix decoding drafts. Models with a recurrent state or a draft head answer one at a time, and the log says why.
 
-Ctrl+C ends the server, a second one ends it at once.
-Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools;
-/infill (llama-server) for editors. `cpuchat docs agents` configures coding agents, `cpuchat docs serve` editors.
+Ctrl+C ends the server, a second one ends it at once. `cpuchat docs agents` configures coding agents, `cpuchat docs
+serve` has the paths, and editors.
 
-CPUCHAT_SERVE_TOKEN is the token that programs must send, as `Authorization: Bearer TOKEN` (the api_key of OpenAI
-clients); `openssl rand -hex 32` makes one. Any address but 127.0.0.1 needs one, and sends it unencrypted: outside a
-network that you trust, put a TLS proxy or an SSH tunnel in front."""
+CPUCHAT_SERVE_TOKEN is the token that programs must send as their API key, unencrypted (`cpuchat docs serve#access`);
+any address but 127.0.0.1 needs one. `openssl rand -hex 32` makes one."""
 
 
 class _Parallel(click.ParamType):
@@ -54,6 +51,8 @@ class _Parallel(click.ParamType):
     name = "parallel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value != "auto" and not str(value).isdecimal():
+            self.fail("must be a number or auto", param, ctx)
         return 0 if value == "auto" else click.IntRange(1, MAX_PARALLEL).convert(value, param, ctx)
 
 
@@ -81,9 +80,7 @@ def serve(
     model: str | None, host: str, port: int, alias: tuple[str, ...], queue: int, parallel: int, idle_unload: float,
     cors_origin: tuple[str, ...], quiet: bool, **values: Any,
 ) -> int:  # fmt: skip
-    """Serve a model over HTTP to other programs, in OpenAI's and Anthropic's dialects, with llama-server's timings.
-
-    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last."""
+    """Serve MODEL (as of --model; default: the one used last) to other programs: OpenAI's and Anthropic's dialects."""
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if strict:
         require_draft_in_use(chosen)

@@ -17,6 +17,7 @@ from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings, update_state
 from cpuchat.present.answers import context_trimmed, reconnecting
+from cpuchat.present.machine import unused_module
 from cpuchat.present.tools import title
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -174,7 +175,8 @@ class Session:
 
 def tell_notes(conversation: Conversation, model: ModelInfo, terminal: TerminalOutput, by: str = "") -> None:
     """Print what is to be known of a model that was loaded."""
-    for note in filter(None, (conversation.draft_problem, *model.notes)):
+    unused = unused_module(conversation.settings, conversation.backend.engine)
+    for note in filter(None, (conversation.draft_problem, unused and f"CPU module {unused}.", *model.notes)):
         terminal.note(f"{by}{note}")
 
 

@@ -19,7 +19,6 @@ _SUFFIXES = (".md", ".markdown", ".txt", ".rst")
 
 _EPILOG = """\b
 Examples:
-  cpuchat speak "Hello there."
   cpuchat speak notes.md -o notes.wav
   cpuchat ask "Why is the sky blue?" | cpuchat speak
 

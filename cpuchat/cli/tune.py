@@ -16,12 +16,11 @@ Examples:
   cpuchat tune qwen.gguf
   cpuchat tune qwen.gguf --undo
 
-It tries numbers of threads, NUMA policies, CPU modules, kernels, flash attention, micro-batches and drafters, each
+It tries numbers of threads, NUMA policies, CPU modules, flash attention, micro-batches and drafters, each
 against the setting in use. A choice is adopted if it gains more than 2 % and more than the rounds differ, and neither
-decoding nor prefill gets slower. What you have set yourself is left alone, except threads and cores.
-
-The result is saved for this model, machine and engine, and used from the next load. Run it while nothing else computes.
-Machine settings that only root can change: `cpuchat doctor`."""
+decoding nor prefill gets slower. What you have set yourself is left alone, except threads and cores. The
+result is used from the model's next load. Run it while nothing else computes. `cpuchat doctor` has the settings that
+only root can change."""
 
 
 @click.command(epilog=_EPILOG)
@@ -29,9 +28,7 @@ Machine settings that only root can change: `cpuchat doctor`."""
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(model: str | None, undo: bool, as_json: bool) -> int:
-    """Find the fastest settings for MODEL on this machine by measuring, in about 3 minutes.
-
-    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last."""
+    """Find the fastest settings for MODEL (as of --model; default: the one used last), by measuring for 3 minutes."""
     import asyncio
 
     from cpuchat.cli.session import stoppable

@@ -27,9 +27,7 @@ a setting that does nothing here, ✗ marks what does not work as set. `cpuchat 
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @section_options("engine", "speculation")
 def why(model: str | None, as_json: bool, **values: Any) -> int:
-    """Prove which settings of MODEL work on this machine.
-
-    MODEL is a GGUF file, or a part of a model's name that no other has (qwen, demo); default: the one used last."""
+    """Prove which settings of MODEL (as of --model; default: the one used last) work on this machine."""
     from cpuchat.bench.results import read_environment
     from cpuchat.bench.why import SettingFacts, prove
     from cpuchat.cli.session import Session

@@ -287,7 +287,10 @@ class DeclaredSetting:
     @property
     def help(self) -> str:
         """Return what `--help` says of its option."""
-        return f"{self.words.label}: {self.words.about}."
+        label, about = self.words.label, self.words.about
+        if label.lower().replace(" ", "-") != self.option.removeprefix("--"):
+            return f"{label}: {about}."
+        return f"{about if about.startswith('auto') else about[:1].upper() + about[1:]}."  # a value stays as it is
 
     @property
     def takes_effect(self) -> str:

@@ -506,9 +506,9 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
 
 
 def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:
-    """Return the CPU module in use and why; "" if built for one CPU. `in_effect`: the settings, tuned."""
+    """Return the CPU module in use and why; "" if unknown. `in_effect`: the settings, tuned."""
     if engine is None or not engine.module:
-        return ""
+        return unused_module(settings, engine)
     chosen = settings.engine.cpu_module
     if chosen != in_effect.engine.cpu_module:
         return f"{engine.module} · tuned for this model"
@@ -516,6 +516,13 @@ def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | Non
         return f"{engine.module} · set by engine.cpu_module"
     others = [name for name in engine.modules if name != engine.module]
     return f"{engine.module} · `cpuchat tune` times {' and '.join(others)}" if others else engine.module
+
+
+def unused_module(settings: Settings, engine: EngineInfo | None) -> str:
+    """`haswell: no effect: this engine has no modules`; "" where it has some, and where none was chosen."""
+    chosen = settings.engine.cpu_module
+    is_unused = engine is not None and not engine.module and chosen != "auto"
+    return f"{chosen}: no effect: this engine has no modules" if is_unused else ""
 
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:

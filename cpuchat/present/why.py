@@ -13,7 +13,7 @@ from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
 from cpuchat.models.cpu_modules import AUTO
 from cpuchat.present.drafts_off import off_words
-from cpuchat.present.machine import kernels_used, module_words
+from cpuchat.present.machine import kernels_used, module_words, unused_module
 from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry import units
@@ -89,6 +89,8 @@ def _memory_policy(facts: SettingFacts) -> SettingProof:
 
 def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingProof]:
     engine, weights, module = facts.chosen.engine, evidence.weights, facts.engine.module
+    if unused := unused_module(facts.chosen, facts.engine):
+        yield _row("CPU module", engine.cpu_module, "no effect", unused.partition(": ")[2])
     if module:
         proof = f"{module_words(facts.engine)}: {', '.join(facts.engine.features)}"
         yield _row("CPU module", engine.cpu_module, engine.cpu_module in (AUTO, module), proof)

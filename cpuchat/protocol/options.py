@@ -45,7 +45,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         FlashAttention, Setting("Flash attention", "less memory traffic at long context", is_option=True)
     ] = "auto"
     type_k: Annotated[
-        CacheType, Setting("KV cache type, K", "q8_0 halves the KV cache, and prefill at 4k", is_option=True)
+        CacheType, Setting("KV cache type, K", "q8_0 halves it; prefill at 4k is under half as fast", is_option=True)
     ] = msgspec.field(default="f16", name="cache_type_k")
     type_v: Annotated[CacheType, Setting("KV cache type, V", "below f16 it needs flash attention", is_option=True)] = (
         msgspec.field(default="f16", name="cache_type_v")
@@ -71,7 +71,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         Meta(pattern=r"^[a-z0-9_.]{1,40}$", description="auto or the name of a module such as haswell"),
         Setting(
             "CPU module",
-            "of an engine from a wheel; auto = the engine's choice, or what tune found",
+            "only for an engine from a wheel; auto = the engine's choice, or what tune found",
             is_option=True,
             metavar="NAME",
         ),

@@ -37,8 +37,6 @@ from cpuchat.telemetry.units import size
 _DOWNLOAD_EPILOG = """\b
 Examples:
   cpuchat models download qwen2.5-1.5b-instruct    an id of the catalog
-  cpuchat models download Qwen/Qwen2.5-1.5B-Instruct-GGUF
-  cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q8_0
   cpuchat models download https://huggingface.co/OWNER/NAME/blob/main/x.gguf
   cpuchat models download ggml-org/gpt-oss-20b-GGUF:eagle3-gpt-oss-20b-Q8_0
 
@@ -142,14 +140,9 @@ async def _download(repository: Repository, model: RepoModel, terminal: Terminal
         await downloads.close()
 
 
-_CATALOG_EPILOG = """\b
-Examples:
-  cpuchat models catalog                 list all
-  cpuchat models catalog qwen3           by name, family or publisher
-  cpuchat models download qwen3-8b       download it from its first repository
-
-FIT and TOK/S are estimated from the file size; `models download` computes them from the header first. Add your own
-entries to catalog.toml in the config folder, in the format of the built-in one."""
+_CATALOG_EPILOG = """WORDS filter by name, family or publisher; `cpuchat models download ID` downloads. FIT and TOK/S
+are estimated from the file size; `models download` computes them from the header first. Add your own entries to
+catalog.toml in the config folder, in the format of the built-in one."""
 
 
 @click.command("catalog", epilog=_CATALOG_EPILOG)
@@ -220,11 +213,7 @@ def _row(
     return model.id + marks, params, n_bytes, verdict(expected), speed
 
 
-_SEARCH_EPILOG = """\b
-Examples:
-  cpuchat models search qwen3 8b
-
-Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
+_SEARCH_EPILOG = "Example: `cpuchat models search qwen3 8b`. Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."
 
 
 @click.command("search", epilog=_SEARCH_EPILOG)

@@ -38,7 +38,6 @@ from cpuchat.telemetry.units import about, parameters, rate, size
 
 _SHOW_EPILOG = """\b
 Examples:
-  cpuchat models show ~/models/big.gguf
   cpuchat models show unsloth/Qwen3-8B-GGUF:Q4_K_M --tensors
   cpuchat models show demo --template
 
@@ -60,9 +59,7 @@ _HEADER_FIGURES = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
 def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int | None:
-    """Show MODEL: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
-
-    Only the header is read; nothing is loaded."""
+    """Show MODEL by its header: architecture, tensors by type, bytes per token, experts, tokenizer, chat template."""
     if template and (as_json or tensors or metadata):
         raise UsageError("--template cannot be combined with other options.", "Omit the other options.")
     header = find_header(model, settings.load().model.folders, Hub())
@@ -237,13 +234,8 @@ def _as_typed(spec: str) -> str:
     return "~/" * (below != spec) + shlex.quote(below)
 
 
-_DELETE_EPILOG = """\b
-Examples:
-  cpuchat models delete bartowski/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M
-  cpuchat models delete ~/models/old.gguf --yes
-
-Cached files that another model or revision shares are kept. Nothing outside the Hugging Face cache and your folders
-is deleted."""
+_DELETE_EPILOG = """Cached files that another model or revision shares are kept. Nothing outside the Hugging Face cache
+and your folders is deleted."""
 
 
 @click.command("delete", epilog=_DELETE_EPILOG)

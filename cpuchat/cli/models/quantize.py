@@ -43,7 +43,6 @@ from cpuchat.telemetry.units import size, time_left
 _EPILOG = """\b
 Examples:
   cpuchat models quantize ~/models/big-F16.gguf Q4_K_M
-  cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
   cpuchat models quantize draft-Q8_0.gguf Q8_0 --output-tensor-type Q4_0
   cpuchat models quantize --list
 
@@ -67,9 +66,7 @@ def quantize(
     source: str | None, kind: str | None, out: Path | None, as_list: bool, output: str | None, embedding: str | None,
     threads: int, allow_requantize: bool, force: bool,
 ) -> None:  # fmt: skip
-    """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT.
-
-    Runs at low priority in its own process."""
+    """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT, at low priority."""
     library = Library(settings.load().model.folders)
     if as_list:
         if source is not None:
@@ -131,7 +128,6 @@ def _list_types() -> None:
 _PAIR_EPILOG = """\b
 Examples:
   cpuchat models pair demo demo-draft
-  cpuchat models pair ~/models/big.gguf
 
 TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
 which are measured when it is loaded with drafting on. `cpuchat bench TARGET --draft-models DRAFT` measures it."""

@@ -138,7 +138,8 @@ def _tell_choice(spec: str, path: Path, files: list[LocalModel], tell: Tell) -> 
     """`qwen is qwen2.5-coder-1.5b-q4_k_m.gguf, one of 2 files here. Others: qwen:Q8_0.`"""
     for taken in (one for one in files if one.path == path and len(files) > 1):
         others = sorted({one.quantization for one in files} - {taken.quantization}, key=rank)
-        more = f" Others: {', '.join(f'{spec}:{kind}' for kind in others)}." if others else ""
+        base = re.sub(r"[:@]i?q\d\w*$", "", spec, flags=re.IGNORECASE)
+        more = f" Others: {', '.join(f'{base}:{kind}' for kind in others)}." if others else ""
         tell(clean_line(f"{spec} is {taken.alias or taken.path.name}, one of {len(files)} files here.{more}"))
 
 
@@ -259,8 +260,9 @@ class Library:
         found = self._models_named(text.lower().split())
         name, colon, quant = text.lower().replace("@", ":").rpartition(":")  # LM Studio writes `qwen@q8_0`
         if not found and colon:
-            found = _quantized(self._models_named(name.split()), quant.upper())
-            found = found or self._models_named([*name.split(), quant])  # as Ollama names it: `qwen2.5-coder:1.5b`
+            words = name.replace(":", " ").split()
+            found = _quantized(self._models_named(words), quant.upper())
+            found = found or self._models_named([*words, quant])  # as Ollama names it: `qwen2.5-coder:1.5b`
         usable = [model for model in found if not model.damaged]
         return grouped([model for model in usable if not only_drafts(model)] or usable or found)
 
