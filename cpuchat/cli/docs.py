@@ -48,8 +48,8 @@ def _found(wanted: str, pages: dict[str, str]) -> str:
     if page in pages and not heading:
         return pages[page]
     parts = _parts(pages[page]) if page in pages else {}
-    for text in () if parts else pages.values():  # by its heading alone
-        parts = _parts(text) | parts
+    for name in () if parts else sorted(pages.keys() - {"readme"}):  # by its heading alone
+        parts |= _parts(pages[name])
     if (heading or page) in parts:
         return parts[heading or page]
     known = list(parts if page in pages else pages)

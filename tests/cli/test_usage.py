@@ -37,7 +37,6 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
     ("arguments", "words"),
     [
         (["ask", "--top-p", "3", "q"], ["--top-p: must be 0 to 1."]),
-        (["ask", "--max-tokens", "-1", "q"], ["--max-tokens: must be 0 or more."]),
         (["ask", "--ctx", "5", "q"], ["--ctx: 5 is below the minimum of 256", "0 = automatic"]),
         (["ask", "--threads", "100000", "q"], ["100,000 threads", "CPUs"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
@@ -54,6 +53,9 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--cache-type", "q"], ["Did you mean --cache-type-k or --cache-type-v? See"]),
         (["ask"], ["No question"]),
         (["docs", "nothing"], ["no page 'nothing'", "first-model"]),
+        (["docs", "serve.md#acess"], ["Did you mean access?"]),
+        (["serve", "--parallel", "x"], ["must be a number or auto"]),
+        (["bench", "--diff"], ["See cpuchat bench --help."]),
         (["nothing"], ["nothing", "cpuchat --help"]),
         (["chat"], ["chat", "Did you mean cpuchat chats?"]),
         (["help", "nothing"], ["nothing", "cpuchat --help"]),
@@ -109,6 +111,21 @@ def test_a_user_that_the_system_does_not_know_has_a_home(
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     assert main(["docs"]) == 0 and "first-model" in capsys.readouterr().out
     assert os.environ["HOME"] == "/"
+
+
+def test_the_manual_is_found_by_headings_and_formatted_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["docs", "Exit codes"], ["help", "exit-codes"], ["docs", "commands.md#exit-codes"]
+    assert [main(line) for line in lines] == [0, 0, 0]
+    once, *others = capsys.readouterr().out.split("## Exit codes\n")[1:]
+    assert others == [once, once] and "| 0 | success |" in once
+    assert main(["docs", "The machine"]) == 0 and "\n## Limits\n" in capsys.readouterr().out
+    monkeypatch.setattr("cpuchat.cli.docs.is_terminal", lambda stream: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["docs", "exit-codes"]) == 0
+    shown = capsys.readouterr().out
+    assert "success" in shown and "|" not in shown
 
 
 @pytest.mark.parametrize("line", [["tune", "demoo"], ["plan", "demoo"], ["compare", "demo", "demoo", "q"]])

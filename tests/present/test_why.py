@@ -110,21 +110,16 @@ def test_what_does_not_work_says_so(tmp_path: Path) -> None:
 
 def test_a_machine_where_little_matters_or_is_known(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "vm")
-    off = with_changes(Settings(), {"engine": {"flash_attn": "off", "mlock": True}, "speculation": {"drafters": "off"}})
+    off = with_changes(
+        Settings(),
+        {"engine": {"flash_attn": "off", "mlock": True, "cpu_module": "haswell"}, "speculation": {"drafters": "off"}},
+    )
     found = proofs(facts(root, LoadEvidence(), threads=(), pages=None, chosen=off))
     assert found["memory policy"] == ("no effect", "no effect on this machine: one NUMA node")
     assert found["drafters"][0] == "off"
-    unknown = {name for name, (state, _) in found.items() if state == "unknown"}
-    assert unknown >= {
-        "threads",
-        "repack",
-        "tensor types",
-        "load mode",
-        "huge pages",
-        "lock memory",
-        "KV cache",
-        "poll",
-    }
+    assert found["CPU module"] == ("no effect", "no effect: this engine has no modules")
+    others = {name for name, (state, _) in found.items() if state == "unknown"}
+    assert others >= {"threads", "repack", "tensor types", "load mode", "huge pages", "lock memory", "KV cache", "poll"}
 
 
 def test_a_long_proof_is_wrapped() -> None:

@@ -274,6 +274,8 @@ def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
     assert told == ["synthetic is coder-Q4_0.gguf, one of 2 files here. Others: synthetic:Q8_0."]
     for eight in ("synthetic:q8", "synthetic@Q8_0"):  # as LM Studio writes it
         assert library.resolve(eight).name == "coder-Q8_0.gguf"
+    assert library.resolve("synthetic:tiny", told.append).name == "coder-Q4_0.gguf"  # named so that it is found
+    assert "synthetic:tiny:Q8_0" in told[-1] and library.resolve("synthetic:tiny:Q8_0").name == "coder-Q8_0.gguf"
     for nothing in ("llama", "lmstudio"):  # the architecture, a folder
         with pytest.raises(ModelNotFound, match="no model"):
             library.resolve(nothing)
