@@ -10,11 +10,10 @@ from tests.cli.program import run, succeeded
 
 def test_a_model_on_a_machine() -> None:
     done = succeeded("plan", "70b:Q4_K_M", "--on", "9754", "--draft", "llama-3.2-1b-instruct", "--usd-per-hour", "2")
-    assert "70B Q4_K_M on EPYC 9754\n" in done.stdout
+    assert "70B Q4_K_M on EPYC 9754\n" in done.stdout and "GB/s" in done.stdout
     assert "draft model  Llama 3.2 1B Instruct Q4_K_M" in done.stdout
     for label in ("memory", "tok/s", "first token", "ceilings", "draft model", "users", "cost"):
         assert f"\n  {label} " in done.stdout
-    assert "GB/s" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
@@ -29,9 +28,8 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
     done = succeeded("plan", "--on", "mine", "--tok-s", "10")
-    assert "Qwen3 30B A3B Instruct 2507" in done.stdout
+    assert "Qwen3 30B A3B Instruct 2507" in done.stdout and "\n\nPlain decoding" in done.stdout
     assert "Llama 3.3 70B Instruct" not in done.stdout
-    assert "\n\nPlain decoding" in done.stdout
     made = json.loads(run("plan", "8b", "--on", "mine", "--json").stdout)
     assert made["machine"]["name"] == "mine"
     assert 4 < made["tok_s"]["low"] <= made["tok_s"]["value"] <= made["tok_s"]["high"] < 9
