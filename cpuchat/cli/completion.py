@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from pathlib import Path
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
 
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.config import settings
 
 _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
@@ -21,10 +19,12 @@ Put the line of your shell into the file that it reads at its start:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("shell", type=click.Choice(list(_SHELLS)), default=lambda: Path(os.environ.get("SHELL", "")).name)
+@click.argument("shell", type=click.Choice(list(_SHELLS)), required=False)
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL (default: yours) complete commands, options, models and files."""
+def completion(ctx: click.Context, shell: str | None) -> None:
+    """Print what makes SHELL complete commands, options, models and files."""
+    if shell is None:
+        raise UsageError("No shell named.", 'Name bash, zsh or fish; in ~/.bashrc: eval "$(cpuchat completion bash)".')
     click.echo(_SHELLS[shell](ctx.find_root().command, {}, "cpuchat", "_CPUCHAT_COMPLETE").source())
 
 

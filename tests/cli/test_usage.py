@@ -54,6 +54,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--cache-type", "q"], ["Did you mean --cache-type-k or --cache-type-v? See"]),
         (["docs", "serve.md#acess"], ["Did you mean access?"]),
         (["serve", "--parallel", "x"], ["must be a number or auto"]),
+        (["completion"], ["Name bash, zsh or fish"]),
         (["bench", "--diff"], ["See cpuchat bench --help."]),
         (["nothing"], ["nothing", "cpuchat --help"]),
         (["chat"], ["chat", "Did you mean cpuchat chats?"]),
