@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  cpuchat bench demo demo-q4
   cpuchat bench big.gguf --drafters off,auto,draft:4 --prompts code,chat
   cpuchat bench big-Q4_K_M.gguf big-Q8_0.gguf --pp 512 --tg 128 --depth 0,4096
   cpuchat bench big.gguf --users 1,2,4,8 --prompts chat

@@ -18,14 +18,13 @@ _EPILOG = """\b
 Examples:
   cpuchat docs first-model         a page
   cpuchat docs serve.md#access     a part of it
-  cpuchat docs exit-codes          any part by its heading
-  cpuchat docs speculation | less  pipes and files get Markdown"""
+  cpuchat docs exit-codes          any part by its heading"""
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("page", required=False, metavar="[PAGE][#HEADING]")
 def docs(page: str | None) -> None:
-    """Show PAGE of the manual; without it, list the pages."""
+    """Show PAGE of the manual, as Markdown in a pipe; without it, list the pages."""
     pages = {file.stem.lower(): paths.read_text(file) for file in sorted(paths.docs_dir().glob("*.md"))}
     text = _found("readme" if page is None else page, pages)
     if not is_terminal(sys.stdout) or os.environ.get("TERM", "dumb") == "dumb":

@@ -138,9 +138,7 @@ which are measured when it is loaded with drafting on. `cpuchat bench TARGET --d
 @click.argument("draft", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pair(target: str, draft: str | None, as_json: bool) -> int:
-    """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
-
-    A draft model must have the target's vocabulary. Only headers are read."""
+    """Check by headers if DRAFT can draft for TARGET; without DRAFT, list all that can, the catalog's too."""
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target, tell_choice)
