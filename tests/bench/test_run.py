@@ -136,13 +136,13 @@ async def test_a_cell_that_fails_does_not_keep_others_from_being_measured(tiny_m
 
 
 def test_each_measurement_is_a_line_and_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
-    arguments = ["bench", "demo", *LEAN, "--rounds", "60"]
+    arguments = ["bench", "demo", *LEAN, "--rounds", "1000"]
     with closing(Terminal(arguments, columns=100, rows=60, home=tmp_path)) as terminal:
-        terminal.wait_until(lambda text: "pp16: " in text and "2 of 120: " in text, "a line for each measurement")
+        terminal.wait_until(lambda text: "pp16: " in text and "2 of 2000: " in text, "a line for each measurement")
         terminal.press("ctrl+c")
         terminal.wait_until(lambda text: "engine settings" in text, "the report")
         assert terminal.wait_for_end() == Interrupted.exit_code
-        assert int(re.search(r"(\d+) rounds?: median", " ".join(terminal.text.split()))[1]) < 60
+        assert int(re.search(r"(\d+) rounds?: median", " ".join(terminal.text.split()))[1]) < 1000
 
 
 def test_the_command_prints_markdown_and_differences(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:
     with writing(endless) as [lines]:
         endless.worker.kill()
         assert errors(lines) == ["worker_died"]
-    assert "Log: /" in (endless.folder / "stderr.txt").read_text()
+    assert "killed by SIGKILL" in (endless.folder / "stderr.txt").read_text()
     assert endless.post(chat("Hello", max_tokens=4)).status_code == 200
     assert endless.metric("model_loads_total") == loads + 1
 
