@@ -17,6 +17,7 @@ from cpuchat.hardware.sysfs import ROOT, read_text
 
 _KILOBYTES = re.compile(r"^(\w+): +([0-9]{1,15}) kB$", re.MULTILINE)
 _TICKS, _FEW_TICKS = (11, 12), 5  # of these fields utime and stime, in 10 ms; less is nothing
+_KERNEL_THREADS = 2  # the parent of all of them, which nobody can stop
 _PROCESSOR = 36  # of the fields of /proc/PID/stat behind the name (proc_pid_stat(5): field 39)
 
 
@@ -66,7 +67,8 @@ class BusyPrograms:
             if len(fields := rest.split()) > _TICKS[1]:
                 pid, ticks = int(file.parent.name), sum(int(fields[n]) for n in _TICKS)
                 self._last[pid] = ticks
-                if os.getpid() not in (pid, int(fields[1])) and (more := ticks - last.get(pid, ticks)) >= _FEW_TICKS:
+                more, parent = ticks - last.get(pid, ticks), int(fields[1])
+                if more >= _FEW_TICKS and os.getpid() not in (pid, parent) and parent != _KERNEL_THREADS:
                     spent[clean_line(head.partition("(")[2])] += more
         return tuple(name for name, _ in spent.most_common(3))
 

@@ -108,8 +108,10 @@ def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> P
     if not cpus or (found is not None and (found.unfinished or not found.at_least)):
         return found
     on, usual = on_cores(cpus, policy, root), usual_read(read_topology(root), cpus)
-    least = found.bytes_per_s if found is not None else 0.0
-    return found if least >= usual else Peak(max(usual, _of_some(on)), on.cores, estimated=True, least=least)
+    least = max(found.bytes_per_s if found is not None else 0.0, of_some := _of_some(on))
+    if found is not None and found.bytes_per_s >= usual:
+        return found
+    return Peak(max(usual, of_some), on.cores, estimated=True, least=least)
 
 
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:

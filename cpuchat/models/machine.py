@@ -42,7 +42,7 @@ from cpuchat.telemetry.units import bandwidth
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Memory in bytes, `peak` read bandwidth in bytes per second (0: the cores of the settings are not there, and
-    `peak_source` says so); `at_least` and `estimated` as of `Peak`.
+    `peak_source` says so); `at_least`, `estimated` and `least` as of `Peak`.
 
     `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
     `source` what that rests on; None without any cores. `factors`: by how much longer passes of some models take, as of
@@ -56,6 +56,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str = ""
     at_least: bool = False
     estimated: bool = False
+    least: float = 0.0
     profile: CostProfile | None = None
     source: str = ""
     factors: dict[str, float] = {}
@@ -102,6 +103,7 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
         peak_source=peak.source,
         at_least=peak.at_least,
         estimated=peak.estimated,
+        least=peak.least,
         profile=costs.profile,
         source=costs.source or source,
         factors=costs.factors,

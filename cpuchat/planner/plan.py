@@ -404,7 +404,7 @@ class ThisMachine:
             settings, found = self._tuned.settings(path), own
         placement = place(topology, PlacementSpec.of(settings))
         gbs, basis = found.peak / 1e9, "estimate" if found.estimated or found.at_least else "measured"
-        low = gbs / ROUGH if found.estimated else 0.0
+        low = max(gbs / ROUGH, found.least / 1e9) if found.estimated else 0.0
         high = ROUGH * gbs if found.estimated or found.at_least else 0.0
         factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
         is_fitted = found.fitted or factor != 1.0  # to this model, if to no other

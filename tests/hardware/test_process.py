@@ -31,7 +31,8 @@ def test_made_up_processes(tmp_path: Path) -> None:
     })  # fmt: skip
     found = BusyPrograms(tmp_path)
     for spent, names in ((0, ()), (50, ("a) b",))):
-        write(tmp_path, {"proc/7/stat": f"7 (a) b) S 1{' 0' * 9} {spent} 0", "proc/8/stat": f"8 (c) S 1{' 0' * 11}"})
+        of_kernel = f"9 (kworker/1:2) S 2{' 0' * 9} {spent} 0"
+        write(tmp_path, {"proc/7/stat": f"7 (a) b) S 1{' 0' * 9} {spent} 0", "proc/9/stat": of_kernel})
         assert found.names() == names
     assert thread_cpus(7, [8, 9, 10], tmp_path) == (ThreadCpus((3, 5, 6), 39), ThreadCpus((1,), None))
     assert memory_pages(7, tmp_path) == MemoryPages(4 << 20, 2 << 20, 1 << 20, 8 << 10)

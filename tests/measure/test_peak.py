@@ -84,6 +84,8 @@ def test_what_such_cpus_usually_read_is_an_estimate_until_something_is_measured(
     assert estimate.source.endswith(f"{ROUGH_WORDS} until measured")
     peak.keep(ReadBandwidth(cpus, 1e9, (1e9,), (0.5,)), root=root)  # other programs ran: the estimate is nearer
     assert peak.expected(cpus, root=root) == replace(estimate, least=1e9)
+    peak.keep(ReadBandwidth(cpus[:1], 2e9, (2e9,), (0.5,)), root=root)  # all read at least what one does
+    assert peak.expected(cpus, root=root) == replace(estimate, least=2e9)
     peak.keep(ReadBandwidth(cpus, 1e12, (1e12,), (0.5,)), root=root)
     assert peak.expected(cpus, root=root) == Peak(1e12, cpus, at_least=True)
     peak.keep(ReadBandwidth(cpus, 1e9, (1e9,), (1.0,)), root=root)
