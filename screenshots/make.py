@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -107,7 +108,7 @@ async def compare(pilot: Any) -> None:
         await until(pilot, lambda n=n: len(turn.rounds) > n and is_idle())
     stage = pilot.app.screen.query_one("#stage")
     await until(pilot, lambda: turn.rounds[-1].agreement is not None or turn.rounds[-1].agreement_note)
-    await until(pilot, lambda: not stage.replaying)
+    await until(pilot, lambda: stage.at_ms == math.inf)
     await pilot.pause(0.6)
 
 
