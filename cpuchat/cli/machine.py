@@ -86,18 +86,14 @@ def probe(as_json: bool, **values: Any) -> int:
                 caveat = "" if n_passes or problem else noisy_probe()
     finally:
         terminal.clear_progress()
-    limit = theoretical(topology)
+    limit, notes = theoretical(topology), [problem] if problem else []
     if as_json:
+        policy, costs = placement.memory_policy.words, {"passes": n_passes} if n_passes else None
+        read = {name: dataclasses.asdict(one) for name, one in found.items()}
         print_json({
-            "caveat": caveat or None,
-            "machine": topology.name,
-            "virtual": topology.virtual,
-            "memory_policy": placement.memory_policy.words,
-            **{name: dataclasses.asdict(one) for name, one in found.items()},
-            "theoretical": dataclasses.asdict(limit) if limit is not None else None,
-            "share": share_of_peak(found["all_cores"], limit),
-            "costs": {"passes": n_passes} if n_passes else None,
-            "notes": [problem] if problem else [],
+            "caveat": caveat or None, "machine": topology.name, "virtual": topology.virtual, "memory_policy": policy,
+            **read, "theoretical": dataclasses.asdict(limit) if limit is not None else None,
+            "share": share_of_peak(found["all_cores"], limit), "costs": costs, "notes": notes,
         })  # fmt: skip
         return Disturbed.exit_code if caveat else 0
     click.echo("\n".join([*([*paragraph(caveat), ""] if caveat else []), *_probe_lines(topology, found, limit)]))

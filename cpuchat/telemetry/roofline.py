@@ -200,17 +200,16 @@ def roofline(
     no_limit = _why_no_memory_limit(model, peak)
     utilization = None if bandwidth is None or peak is None or no_limit else bandwidth / peak.bytes_per_s
     remark = _remark(counted, estimate, cached)
-    over_peak = counted is not None and utilization is not None and utilization > OFF
     max_bytes_per_s = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
     exceeded = _PARTLY_CACHED if read_at_best > OFF * max_bytes_per_s else ""
     plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit or exceeded)
     is_estimated = peak is not None and peak.estimated  # then memory is not said to limit it, nor not to
     by_memory = (None, None) if is_estimated else (plain.value, accepted.value)
-    compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
-    if cached:  # computing and what is between layers take the time, and what is measured of either says little
-        compute = missing(NO_LIMIT)
-    of_peak = "estimated" if is_estimated else "measured"
-    off = f"counter above the {of_peak} peak" if over_peak and not remark else ""  # although nothing else ran
+    # In a cache computing and what is between layers take the time, and what is measured of either says little.
+    rate = None if cached else _prefill_rate(model, prefill_tok_s, reach.compute_tok_s)
+    compute = missing(NO_LIMIT) if cached else _compute_ceiling(now, rate)
+    over_peak = counted is not None and (utilization or 0.0) > OFF and not remark  # although nothing else ran
+    off = f"counter above the {'estimated' if is_estimated else 'measured'} peak" if over_peak else ""
     if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
         off = f"above the memory peak: {_PARTLY_CACHED}"
     return Roofline(

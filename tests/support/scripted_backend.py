@@ -123,7 +123,7 @@ def answer(
     speculation: SpeculationFigures | None = None,
 ) -> list[Step]:
     """Return the events of one answer, word by word; `gate` is before the last word. `drafters` take turns in proposing
-    the words; `speculation` is told before the gate and at the end."""
+    the words; `speculation` is sent before the gate and at the end."""
     steps: list[Step] = [PrefillProgress(request_id=1, processed=prompt_n, total=prompt_n, cache_n=0)]
     words: list[tuple[Channel, str]] = []
     words.extend(("reasoning", word) for word in reasoning.split(" ") if word)
