@@ -84,9 +84,9 @@ def short_specs(models: Collection[LocalModel]) -> list[str]:
         words = [*sorted(words, key=lambda word: SIZE.fullmatch(word) is None), " ".join(words)]
         others = [model for model in usable if model not in group]
         word = next((one for one in words if not any(is_named(model, [*one.split()]) for model in others)), "")
-        kinds = {model.quantization: model for model in reversed(group)}  # the first of each is taken
+        kinds = Counter(model.quantization for model in group)  # a name must not move to a file that comes later
         for model in (one for one in group if not one.alias):
-            if word and kinds[model.quantization] == model and is_named(model, word.split()):
+            if word and kinds[model.quantization] == 1 and is_named(model, word.split()):
                 found[model.path] = word if len(group) == 1 else f"{word}:{model.quantization.lower()}"
     return [found[model.path] for model in models]
 
