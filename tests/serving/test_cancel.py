@@ -72,15 +72,6 @@ def errors(lines: Iterator[str]) -> list[str]:
     return [json.loads(line[6:])["error"]["code"] for line in lines if line.startswith('data: {"error"')]
 
 
-def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
-    before, worker = count(endless, "cancelled"), endless.worker.pid
-    with writing(endless):
-        assert endless.metric("requests_running") == 1
-    endless.wait_for(running=0)
-    wait_for_count(endless, "cancelled", before + 1)
-    assert endless.worker.pid == worker
-
-
 def sent(endless: Server, body: dict) -> socket.socket:
     """Send a request without waiting for its answer; returns the connection."""
     url, data = httpx.URL(endless.url), json.dumps(body).encode()
@@ -90,20 +81,17 @@ def sent(endless: Server, body: dict) -> socket.socket:
     return connection
 
 
-def test_a_client_that_does_not_wait_for_its_answer_stops_the_engine(endless: Server) -> None:
-    before = count(endless, "cancelled")
-    with sent(endless, chat("Hello", max_tokens=-1)):
-        endless.wait_for(running=1)
-    endless.wait_for(running=0)
-    wait_for_count(endless, "cancelled", before + 1)
-
-
-def test_a_client_that_closes_its_half_of_the_connection_has_hung_up(endless: Server) -> None:
+@pytest.mark.parametrize("half", [False, True], ids=["gone", "closed its half of the connection"])
+def test_a_client_that_hangs_up_before_its_answer_stops_the_engine(endless: Server, half: bool) -> None:
+    before, worker = count(endless, "cancelled"), endless.worker.pid
     with sent(endless, chat("Hello", max_tokens=-1)) as connection:
         endless.wait_for(running=1)
-        connection.shutdown(socket.SHUT_WR)
-        assert connection.recv(1) == b""
+        if half:
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
     endless.wait_for(running=0)
+    wait_for_count(endless, "cancelled", before + 1)
+    assert endless.worker.pid == worker
 
 
 def test_requests_wait_and_too_many_are_refused(endless: Server) -> None:
@@ -181,27 +169,17 @@ async def test_the_app_s_backend_waits_in_the_queue_and_stops(endless: Server) -
         await backend.close()
 
 
-def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:
-    loads = endless.metric("model_loads_total") or 0
-    with writing(endless) as [lines]:
-        endless.worker.kill()
-        assert errors(lines) == ["worker_died"]
-    assert "killed by SIGKILL" in (endless.folder / "stderr.txt").read_text()
-    assert endless.post(chat("Hello", max_tokens=4)).status_code == 200
-    assert endless.metric("model_loads_total") == loads + 1
-
-
-def test_a_signal_ends_the_server_its_worker_and_its_record(
+def test_a_signal_ends_the_server_its_answers_its_worker_and_its_record(
     endless_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with server(endless_model, tmp_path, ctx=8192) as running:
+    with server(endless_model, tmp_path, "--parallel", "2", ctx=8192) as running:
         monkeypatch.setenv("CPUCHAT_DATA_DIR", str(tmp_path / "data"))
         (record,) = running_servers()
         assert (record.url, record.model, record.pid) == (running.url, "endless-F32", running.process.pid)
         worker = running.worker
-        with writing(running) as [lines]:
+        with writing(running, 2) as lines:
             running.process.send_signal(signal.SIGTERM)
-            assert errors(lines) == ["shutting_down"]
+            assert [errors(one) for one in lines] == [["shutting_down"]] * 2
         assert running.process.wait(180) == 0
         wait_until_gone(worker)
         assert running_servers() == []

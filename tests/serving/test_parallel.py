@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.cli.program import run
 from tests.serving.test_cancel import CHAT, errors, first_text, forever, sent, writing
 from tests.support.serving import Server, chat, server
 
@@ -111,18 +109,7 @@ def test_a_worker_that_dies_is_told_to_each_and_its_model_loaded_once(several: S
     with writing(several, 3) as lines:
         several.worker.kill()
         assert [errors(one) for one in lines] == [["worker_died"]] * 3
+    assert "killed by SIGKILL" in (several.folder / "stderr.txt").read_text()
     with ThreadPoolExecutor(3) as threads:
         again = [*threads.map(lambda _: several.post(chat("Hi", max_tokens=4)).status_code, range(3))]
     assert again == [200] * 3 and several.metric("model_loads_total") == loads + 1
-
-
-def test_a_signal_ends_each(endless_model: Path, tmp_path: Path) -> None:
-    with server(endless_model, tmp_path, "--parallel", "2", ctx=2048) as running, writing(running, 2) as lines:
-        running.process.send_signal(signal.SIGTERM)
-        assert [errors(one) for one in lines] == [["shutting_down"]] * 2
-        assert running.process.wait(180) == 0
-
-
-def test_a_number_of_answers_that_cannot_be_is_refused(tiny_model: Path) -> None:
-    done = run("serve", str(tiny_model), "--parallel", "99")
-    assert done.returncode == 2 and "--parallel" in done.stderr

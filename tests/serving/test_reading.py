@@ -219,12 +219,6 @@ def test_reading_takes_as_many_steps_for_each_message_of_a_long_request_as_of_a_
     assert n_lines(*long) < 9 * n_lines(*short)
 
 
-@pytest.mark.parametrize("dialect", BODIES)
-def test_a_byte_order_mark_before_a_body_is_skipped(dialect: str) -> None:
-    body = b"\xef\xbb\xbf" + json.dumps(BODIES[dialect]).encode()
-    assert read(dialect, body) == "read"
-
-
 def test_an_integer_of_more_than_64_bits_in_a_schema_is_refused_with_its_place() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 1 << 64}}}
     tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]

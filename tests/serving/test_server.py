@@ -45,10 +45,12 @@ def test_a_token_is_needed_and_compared(tiny_model: Path, tmp_path: Path, monkey
         assert TOKEN not in " ".join([*own, *running.worker.cmdline(), *running.worker.environ().values()])
 
 
-def test_another_address_needs_a_token(tiny_model: Path) -> None:
-    done = run("serve", str(tiny_model), "--host", "0.0.0.0")
-    assert done.returncode == 2
-    assert TOKEN_VARIABLE in done.stderr
+@pytest.mark.parametrize(
+    ("option", "told"), [(("--host", "0.0.0.0"), TOKEN_VARIABLE), (("--parallel", "99"), "--parallel")]
+)
+def test_what_cannot_be_served_is_refused(tiny_model: Path, option: tuple[str, str], told: str) -> None:
+    done = run("serve", str(tiny_model), *option)
+    assert done.returncode == 2 and told in done.stderr
 
 
 def test_a_port_in_use_is_told(tiny_model: Path) -> None:

@@ -210,13 +210,3 @@ async def test_a_request_that_takes_too_long_to_read_is_refused(monkeypatch: pyt
         await exchange(queue, stream=True, sent=asyncio.Queue[dict](), endpoint=endpoint)
     assert queue.refusals == [400]
     reading.released.set()
-
-
-@pytest.mark.parametrize("coding", ["gzip", "br"])
-async def test_a_compressed_body_is_refused_with_its_coding(coding: str) -> None:
-    queue = Queue()
-    endpoint = endpoint_of(queue, parsed())
-    scope = {**SCOPE, "headers": [(b"content-encoding", coding.encode())]}
-    with pytest.raises(Refusal, match=f"compressed .{coding}."):
-        await endpoint(scope, asyncio.Queue[dict]().get, asyncio.Queue[Any]().put)
-    assert queue.refusals == [415]
