@@ -37,14 +37,6 @@ class FairQueue:
         self.n_slots = n_slots
         self._begin_turns()
 
-    def n_ahead(self, turn: QueueTurn) -> int | None:
-        """Return how many of those that wait run before this one; None if it does not wait."""
-        order, own = self._order(), self._waiting.get(turn.client, ())
-        if turn not in own:
-            return None
-        n, at = own.index(turn), order.index(turn.client)
-        return sum(min(len(self._waiting[client]), n + (place < at)) for place, client in enumerate(order))
-
     @contextlib.asynccontextmanager
     async def slot(self, turn: QueueTurn) -> AsyncIterator[None]:
         """Wait for the turn of a request, which lasts as long as the block."""
@@ -64,10 +56,6 @@ class FairQueue:
             if turn.client not in self._waiting and all(one.client != turn.client for one in self._running.values()):
                 del self._last[turn.client]
 
-    def _order(self) -> list[str]:
-        """Return the clients that wait, the next one first."""
-        return sorted(self._waiting, key=self._last.__getitem__)
-
     def _leave(self, turn: QueueTurn) -> None:
         self._waiting[turn.client].remove(turn)
         if not self._waiting[turn.client]:
@@ -75,7 +63,7 @@ class FairQueue:
 
     def _begin_turns(self) -> None:
         while len(self._running) < self.n_slots and self._waiting:
-            turn = self._waiting[self._order()[0]][0]
+            turn = self._waiting[min(self._waiting, key=self._last.__getitem__)][0]
             self._leave(turn)
             self._n_begun += 1
             self._last[turn.client] = self._n_begun

@@ -214,12 +214,6 @@ class ChatReply(Reply):
         return reply
 
     @property
-    def ping(self) -> bytes:
-        if self.parsed.with_progress and (n_ahead := self.progress.n_ahead()) is not None:
-            return self._event([], {"queue": {"ahead": n_ahead}})
-        return super().ping
-
-    @property
     def _head(self) -> dict[str, Any]:
         head = {"created": self.created, "id": self.progress.id, "model": self.model}
         return {**head, "system_fingerprint": self.fingerprint}

@@ -6,7 +6,6 @@ import secrets
 import string
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +42,6 @@ class ReplyProgress:
     def __init__(self) -> None:
         self.id = ""
         """Of the reply."""
-        self.n_ahead: Callable[[], int | None] = lambda: None
-        """Returns how many requests of the queue run before this one; None while it does not wait."""
         self.text = self.reasoning = ""
         self.calls: list[WrittenCall] = []
         self.finished: GenerationFinished | None = None

@@ -253,7 +253,7 @@ class InferenceService:
             self._on_note(self._untold.pop(0))
         turn, arrived = QueueTurn(record.party), time.monotonic()
         record.stops = parsed.request.stop
-        record.progress, progress.n_ahead = progress, lambda: self._queue.n_ahead(turn)
+        record.progress = progress
         try:
             async with self._turn(record, turn):
                 progress.queued_s = record.queued_s

@@ -87,11 +87,9 @@ def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
     return ParsedRequest(request=Generate(prompt=prompt), stream=stream)
 
 
-async def ask(
-    service: InferenceService, prompt: str = "Hello", party: str = "", progress: ReplyProgress | None = None
-) -> None:
+async def ask(service: InferenceService, prompt: str = "Hello", party: str = "") -> None:
     with service.place("chat", party) as place:
-        async for _ in service.answer(parsed(prompt), place, progress or ReplyProgress()):
+        async for _ in service.answer(parsed(prompt), place, ReplyProgress()):
             pass
 
 
@@ -138,18 +136,6 @@ async def test_clients_take_turns(n_slots: int, arrived: str, begun: str) -> Non
     engine.gate.set()
     await asyncio.gather(*tasks)
     assert engine.asked == begun.split()
-
-
-async def test_the_place_in_the_queue_is_told() -> None:
-    engine = Engine(FINISHED)
-    service = served(engine)
-    told = {name: ReplyProgress() for name in ["a1", "a2", "a3", "b1", "b2"]}
-    tasks = [asyncio.create_task(ask(service, name, name[0], one)) for name, one in told.items()]
-    await until(lambda: service.waiting == 4)
-    assert {name: one.n_ahead() for name, one in told.items()} == {"a1": None, "a2": 1, "a3": 3, "b1": 0, "b2": 2}
-    engine.gate.set()
-    await asyncio.gather(*tasks)
-    assert engine.asked == ["a1", "b1", "a2", "b2", "a3"]
 
 
 async def test_each_of_several_has_its_own_end_when_the_server_closes() -> None:

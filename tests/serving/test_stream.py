@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from cpuchat.serving import app
 from cpuchat.serving.app import AnswerEndpoint
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.openai_chat import ChatReply
-from cpuchat.serving.replies import PING, ReplyProgress
+from cpuchat.serving.replies import PING
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import RequestRecord
 from tests.serving.test_service import parsed
@@ -96,28 +95,6 @@ async def test_a_stream_begins_while_it_waits_and_tells_a_refusal_in_it(monkeypa
     last = await sent.get()
     assert msgspec.json.decode(last["body"].removeprefix(b"data: "))["error"]["code"] == "worker_died"
     assert not last["more_body"]
-
-
-class Second(Queue):
-    """A service with another request before this one."""
-
-    async def answer(self, parsed: ParsedRequest, record: object, progress: ReplyProgress) -> AsyncGenerator[Any, None]:
-        progress.n_ahead = lambda: 1
-        await self.released.wait()
-        yield TextDelta(request_id=1, text="c")
-
-
-async def test_a_stream_with_progress_tells_its_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "QUEUED_SECONDS", 0.01)
-    queue, sent = Second(), asyncio.Queue[dict]()
-    endpoint = endpoint_of(queue, replace(parsed(), with_progress=True))
-    task = asyncio.create_task(exchange(queue, stream=True, sent=sent, endpoint=endpoint))
-    assert (await sent.get())["status"] == 200
-    told = msgspec.json.decode((await sent.get())["body"].removeprefix(b"data: "))
-    assert told["queue"] == {"ahead": 1} and told["choices"] == []
-    queue.released.set()
-    await task
-    assert (await sent.get())["more_body"]
 
 
 async def test_a_refusal_before_that_has_its_own_status() -> None:
