@@ -38,13 +38,11 @@ T = TypeVar("T")
 class Reading(NamedTuple, Generic[T]):
     """A measured `value` of `what` (`"read bandwidth"`), a number or a struct.
 
-    `error` is its relative standard error (0: not known), `n` how often it was measured, `at` seconds since 1970.
-    `disturbed`: other programs ran meanwhile."""
+    `n` is how often it was measured, `at` seconds since 1970. `disturbed`: other programs ran meanwhile."""
 
     subject: Subject
     what: str
     value: T
-    error: float = 0.0
     n: int = 1
     disturbed: bool = False
     at: float = 0.0
@@ -66,18 +64,18 @@ def stamp() -> object:
 
 
 def _rows(what: str, kind: type[T], where: str = "", *values: str) -> Iterator[Reading[T]]:
-    query = f"SELECT subject, value, error, n, disturbed, at FROM measured_1 WHERE what = ? {where} ORDER BY rowid"
+    query = f"SELECT subject, value, n, disturbed, at FROM measured_1 WHERE what = ? {where} ORDER BY rowid"
     rows = _FILE.run(lambda db: db.execute(query, (what, *values)).fetchall(), creates=False) or []
-    for subject, value, error, n, disturbed, at in rows:
+    for subject, value, n, disturbed, at in rows:
         with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError, TypeError):
             found = msgspec.json.decode(value, type=prepared(kind))
             of = msgspec.json.decode(subject, type=prepared(Subject))
-            yield Reading(of, what, found, float(error), int(n), bool(disturbed), float(at))
+            yield Reading(of, what, found, int(n), bool(disturbed), float(at))
 
 
-def keep(subject: Subject, what: str, value: Any, *, error: float = 0.0, n: int = 1, disturbed: bool = False) -> None:
+def keep(subject: Subject, what: str, value: Any, *, n: int = 1, disturbed: bool = False) -> None:
     """Keep a measurement of now in the place of an earlier one."""
-    _FILE.run(lambda db: _put(db, subject, what, value, error, n, disturbed))
+    _FILE.run(lambda db: _put(db, subject, what, value, n, disturbed))
 
 
 def change(subject: Subject, what: str, kind: type[T], edit: Callable[[T | None], T]) -> None:
@@ -94,11 +92,9 @@ def forget(subject: Subject, what: str) -> None:
     _FILE.run(lambda db: db.execute("DELETE FROM measured_1 WHERE subject = ? AND what = ?", (subject.key, what)))
 
 
-def _put(
-    db: sqlite3.Connection, on: Subject, what: str, value: Any, error: float = 0.0, n: int = 1, disturbed: bool = False
-) -> None:
-    row = (on.key, what, msgspec.json.encode(value), error, n, disturbed, time.time())
-    db.execute("INSERT OR REPLACE INTO measured_1 VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+def _put(db: sqlite3.Connection, on: Subject, what: str, value: Any, n: int = 1, disturbed: bool = False) -> None:
+    row = (on.key, what, msgspec.json.encode(value), n, disturbed, time.time())
+    db.execute("INSERT OR REPLACE INTO measured_1 VALUES (?, ?, ?, 0, ?, ?, ?)", row)
     db.execute(
         "DELETE FROM measured_1 WHERE what = ?1 AND rowid <= "
         "(SELECT rowid FROM measured_1 WHERE what = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)",

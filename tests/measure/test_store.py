@@ -26,11 +26,11 @@ def value(subject: Subject = ON, what: str = "speed") -> float | None:
 def test_what_is_kept_is_of_its_subject() -> None:
     assert value() is None
     store.forget(ON, "speed")
-    store.keep(ON, "speed", 1.5, error=0.1, n=3, disturbed=True)
+    store.keep(ON, "speed", 1.5, n=3, disturbed=True)
     found = store.find(
         Subject(machine="m", cores=(0, 1), model=("f",), settings={"a": [2, "x"], "b": 1}), "speed", float
     )
-    assert found is not None and found[1:6] == ("speed", 1.5, 0.1, 3, True) and found.at > 1.7e9
+    assert found is not None and found[1:5] == ("speed", 1.5, 3, True) and found.at > 1.7e9
     assert found.subject == ON
     assert value(Subject(machine="m")) is value(what="other") is store.find(ON, "speed", str) is None
     store.change(ON, "speed", float, lambda before: (before or 0.0) + 1)
