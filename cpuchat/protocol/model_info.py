@@ -103,7 +103,6 @@ class BufferWeights(msgspec.Struct, frozen=True, kw_only=True):
 
     buffer: str
     type: str
-    n_tensors: int
     bytes: int
 
     @property

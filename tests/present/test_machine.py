@@ -122,7 +122,7 @@ def test_the_clock_is_that_of_the_cores_that_compute(facts: Facts, tmp_path: Pat
 
 def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Path) -> None:
     buffers = (("CPU_CPUCHAT", "q4_K", 626), ("CPU_Mapped", "q4_K", 131), ("CPU_REPACK", "q8_0", 354))
-    weights = tuple(BufferWeights(buffer=name, type=kind, n_tensors=1, bytes=n * 10**6) for name, kind, n in buffers)
+    weights = tuple(BufferWeights(buffer=name, type=kind, bytes=n * 10**6) for name, kind, n in buffers)
     model = info(tmp_path / "some.gguf", evidence=LoadEvidence(weights=weights))
     rates = ProductRate("Q4_K", ((1.0, 14e9),))
     products = {"Q4_K": MeasuredProducts(cpuchat=rates, llama_cpp=rates, disturbed=True)}

@@ -23,8 +23,8 @@ from tests.support.scripted_backend import MODEL
 
 EVIDENCE = LoadEvidence(
     weights=(
-        BufferWeights(buffer="AMX", type="q4_K", n_tensors=168, bytes=625_000_000),
-        BufferWeights(buffer="CPU_Mapped", type="q6_K", n_tensors=29, bytes=354_000_000),
+        BufferWeights(buffer="AMX", type="q4_K", bytes=625_000_000),
+        BufferWeights(buffer="CPU_Mapped", type="q6_K", bytes=354_000_000),
     ),
     load_mode="mmap", type_k="f16", type_v="f16", kv_bytes=1 << 28, flash_nodes=28, thread_ids=(10, 11),
 )  # fmt: skip
@@ -69,9 +69,9 @@ def test_a_machine_where_all_works(tmp_path: Path) -> None:
 
 def test_kernels_are_named_with_what_they_read_and_how_llama_cpp_s_compare(tmp_path: Path) -> None:
     weights = (
-        BufferWeights(buffer="CPU_CPUCHAT", type="q4_K", n_tensors=9, bytes=626_000_000),
-        BufferWeights(buffer="CPU_REPACK", type="q8_0", n_tensors=1, bytes=141_000_000),
-        BufferWeights(buffer="CPU", type="f32", n_tensors=20, bytes=500_000),
+        BufferWeights(buffer="CPU_CPUCHAT", type="q4_K", bytes=626_000_000),
+        BufferWeights(buffer="CPU_REPACK", type="q8_0", bytes=141_000_000),
+        BufferWeights(buffer="CPU", type="f32", bytes=500_000),
     )
     evidence, root = msgspec.structs.replace(EVIDENCE, weights=weights), make_tree(tmp_path, "vm")
 
@@ -95,7 +95,7 @@ def test_kernels_are_named_with_what_they_read_and_how_llama_cpp_s_compare(tmp_p
 
 def test_what_does_not_work_says_so(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
-    weights = (BufferWeights(buffer="CPU", type="q2_0", n_tensors=9, bytes=300_000_000),)
+    weights = (BufferWeights(buffer="CPU", type="q2_0", bytes=300_000_000),)
     evidence = msgspec.structs.replace(EVIDENCE, weights=weights, scalar_types=("q2_0",), flash_nodes=0,
                                        softmax_nodes=28, load_mode="none", type_v="f32")  # fmt: skip
     threads = (ThreadCpus((0, 1, 2), 2), ThreadCpus((0, 1, 2), 2))

@@ -15,14 +15,12 @@ from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
 
 def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
     """Return what the load of `model`, whose log is still there, did. `thread_ids` are those of its compute threads."""
-    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    sums = defaultdict[tuple[str, str], int](int)
     for buffer, kind, n_bytes in bindings.weights_of(model):
-        counted = sums[buffer, kind]
-        counted[0] += 1
-        counted[1] += n_bytes
+        sums[buffer, kind] += n_bytes
     found = tuple(
-        BufferWeights(buffer=buffer, type=kind, n_tensors=n, bytes=n_bytes)
-        for (buffer, kind), (n, n_bytes) in sorted(sums.items(), key=lambda item: -item[1][1])
+        BufferWeights(buffer=buffer, type=kind, bytes=n_bytes)
+        for (buffer, kind), n_bytes in sorted(sums.items(), key=lambda item: -item[1])
     )
     told: dict[str, Any] = {}
     nodes = {"FLASH_ATTN_EXT": 0, "SOFT_MAX": 0}  # of several graphs, those of the last one
