@@ -93,7 +93,7 @@ def usage_of(entries: dict[str, Usage], parts: list[Path]) -> Usage:
 
 
 class RecentModels:
-    """`recent_models.json` of the data folder, by path. Files that no longer exist drop out."""
+    """`recent_models.json` of the data folder, by path."""
 
     def __init__(self) -> None:
         self._cache = JsonCache(paths.recent_models_file(), float, version=1, max_entries=50)
@@ -104,13 +104,7 @@ class RecentModels:
 
     def add(self, path: Path) -> None:
         """Record that `path` was opened now."""
-
-        def put_last(entries: dict[str, float]) -> None:
-            for name in [name for name in entries if name == str(path) or not _is_file(Path(name))]:
-                del entries[name]
-            entries[str(path)] = time.time()
-
-        self._cache.update(put_last)
+        self._cache.put({str(path): time.time()})
 
 
 def _is_file(path: Path) -> bool:
