@@ -192,11 +192,7 @@ class JsonCache(Generic[T]):
                     del entries[next(iter(entries))]
                 write_atomically(self.file, msgspec.json.encode(_Content(self._version, entries)), sync=False)
 
-    def put(self, key: str, value: T) -> None:
-        """Store `value` as the newest entry."""
-        self.put_all({key: value})
-
-    def put_all(self, values: dict[str, T]) -> None:
+    def put(self, values: dict[str, T]) -> None:
         """Store `values` as the newest entries."""
 
         def replace(entries: dict[str, T]) -> None:

@@ -51,7 +51,7 @@ def test_a_lock_is_seen_by_others_until_it_ends(tmp_path: Path) -> None:
 def test_the_oldest_entries_go(tmp_path: Path) -> None:
     kept = cache(tmp_path / "k.json", max_entries=3)
     for name in "abcad":
-        kept.put(name, ord(name))
+        kept.put({name: ord(name)})
     assert list(kept.read().items()) == [("c", 99), ("a", 97), ("d", 100)]
     kept.remove("c")
     kept.remove("nothing")
@@ -66,7 +66,7 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, content:
     kept = cache(tmp_path / "k.json")
     kept.file.write_bytes(content)
     assert kept.read() == {}
-    kept.put("a", 1)
+    kept.put({"a": 1})
     assert kept.read() == {"a": 1}
 
 
@@ -74,9 +74,9 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, content:
 def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.base.files.LOCK_SECONDS", 0.05)
     kept = cache(tmp_path / "k.json")
-    kept.put("a", 1)
+    kept.put({"a": 1})
     with file_lock(tmp_path):
-        kept.put("b", 2)
+        kept.put({"b": 2})
     assert kept.read() == {"a": 1, "b": 2}
 
 
@@ -85,7 +85,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from cpuchat.base import files\n"
         "files.LOCK_SECONDS = 1000\n"
         "cache = files.JsonCache(Path(sys.argv[1]), int, version=1, max_entries=99)\n"
-        "for name in sys.argv[2:]: cache.put(name, 1)"
+        "for name in sys.argv[2:]: cache.put({name: 1})"
     )
     names = [f"{n}" for n in range(40)]
     command = [sys.executable, "-c", code, str(tmp_path / "k.json")]
@@ -112,7 +112,7 @@ def test_a_pipe_or_deep_nesting_in_place_of_a_file_of_the_apps_own_is_no_file(
     assert cache.read() == {}
     assert settings.read_state() == settings.AppState()
     assert servers.running_servers() == []
-    cache.put("a", {})
+    cache.put({"a": {}})
     settings.update_state({"last": "x"})
     assert (cache.read(), settings.read_state().last) == ({"a": {}}, "x")
 
@@ -120,6 +120,6 @@ def test_a_pipe_or_deep_nesting_in_place_of_a_file_of_the_apps_own_is_no_file(
 def test_a_key_that_is_no_text_is_not_cached(tmp_path: Path) -> None:
     """Such as the name of a file."""
     cache = JsonCache(tmp_path / "cache.json", int, version=1, max_entries=9)
-    cache.put("caf\udce9", 1)
-    cache.put("b", 2)
+    cache.put({"caf\udce9": 1})
+    cache.put({"b": 2})
     assert cache.read() == {"b": 2}

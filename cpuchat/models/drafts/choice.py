@@ -64,7 +64,7 @@ class ChosenDrafts:
         if wanted in ("", "auto"):
             self._cache.remove(key)
         else:
-            self._cache.put(key, wanted)
+            self._cache.put({key: wanted})
 
 
 NO_DRAFT = "none"

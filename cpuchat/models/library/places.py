@@ -528,7 +528,7 @@ class SummaryCache:
         if self._new:
             new, self._new = self._new, {}
             self._known |= new
-            self._cache.put_all(new)
+            self._cache.put(new)
 
 
 def _key(parts: list[Path]) -> str:
