@@ -37,6 +37,7 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
 from cpuchat.protocol.model_info import ModelWork
+from tests.support.shapes import shape_of
 
 SHAPES = (("0.05b", None), ("0.5b", None), ("1.5b", None), ("3b", None), ("30b-a3b", 4))
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
@@ -72,7 +73,7 @@ async def plain_rows(
     file = FOLDER / f"costs-{shape}-{quantization}.gguf"
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
-        write_model(file, shape, quantization, layers=layers)
+        write_model(file, shape_of(shape, layers), quantization)
         return await file_rows(file, name, rounds, threads, quick=quick)
     finally:
         file.unlink(missing_ok=True)

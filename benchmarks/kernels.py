@@ -32,10 +32,11 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.topology import instructions
 from cpuchat.measure.peak import measure as probe
 from cpuchat.models.kernels import instructions_used
-from cpuchat.models.synthetic.model import shape_of, write_model
+from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import bytes_per_token
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.options import CacheType, Kernels
+from tests.support.shapes import shape_of
 
 DEPTH, PROMPT = 64, 512
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -162,7 +163,7 @@ def rows_of(
 
 def experts(rounds: int, cpus: tuple[int, ...], repeats: int) -> list[Row]:
     """Six of the 48 layers, and the vocabulary in proportion, so that a pass is made of what the whole model's is."""
-    shape = msgspec.structs.replace(shape_of("30b-a3b", layers=6), n_vocab=19_456)
+    shape = msgspec.structs.replace(shape_of("30b-a3b", 6), n_vocab=19_456)
     with tempfile.TemporaryDirectory() as folder:
         file = write_model(Path(folder) / "experts.gguf", shape, "Q4_K_M")
         return measure("experts", file, rounds, cpus, repeats)
@@ -171,7 +172,7 @@ def experts(rounds: int, cpus: tuple[int, ...], repeats: int) -> list[Row]:
 def attention(rounds: int, cpus: tuple[int, ...], deepest: int) -> list[Row]:
     """What the cache adds to a pass of one and of eight tokens and to a token of a prompt, of two layers, times the
     model's number of them. A cache in Q8_0 is llama.cpp's on both sides, and is filled to 4,096 tokens only."""
-    shape = msgspec.structs.replace(shape_of("1.5b", layers=2), n_vocab=16_384)
+    shape = msgspec.structs.replace(shape_of("1.5b", 2), n_vocab=16_384)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         file = write_model(Path(folder) / "layers.gguf", shape, "Q4_K_M")

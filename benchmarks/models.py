@@ -6,9 +6,8 @@ from pathlib import Path
 
 from common import WORK, say
 
-from cpuchat.models.synthetic.model import shape_of
 from tests.support.pair_files import write_pair
-from tests.support.shapes import word
+from tests.support.shapes import shape_of, word
 
 FOLDER = WORK / "models"
 

@@ -18,9 +18,9 @@ import numpy as np
 from common import MeasureError, say
 from models import FOLDER
 
-from cpuchat.models.synthetic.model import FIRST_WORD, SHAPES, write_model
+from cpuchat.models.synthetic.model import FIRST_WORD, write_model
 from tests.support.pair_files import draft_token_table, next_token_table, write_pair
-from tests.support.shapes import word
+from tests.support.shapes import shape_of, word
 
 N_VOCAB = 32768
 DRAFT_QUANTIZATION = "Q8_0"
@@ -61,8 +61,8 @@ class Shapes:
     def noise_file(self, quantization: str) -> Path:
         """Random weights in the target's shape and with its vocabulary: text that nothing can predict."""
         name = f"noise-{self.target}{_layers(self.layers)}-{self.n_vocab}-{quantization}.gguf"
-        shape = msgspec.structs.replace(SHAPES[self.target], n_vocab=self.n_vocab)
-        return written(name, lambda file: write_model(file, shape, quantization, layers=self.layers))
+        shape = msgspec.structs.replace(shape_of(self.target, self.layers), n_vocab=self.n_vocab)
+        return written(name, lambda file: write_model(file, shape, quantization))
 
     def _write(self, target: Path, draft: Path | None, alpha: float, quantization: str) -> None:
         write_pair(

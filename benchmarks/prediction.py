@@ -26,6 +26,7 @@ from cpuchat.models.machine import Machine, unloaded_bytes
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.protocol.messages import LoadOptions
+from tests.support.shapes import shape_of
 
 N_CTX = 4096
 PROMPT_TOKENS = 32
@@ -71,7 +72,7 @@ def cases(quantization: str) -> list[Case]:
         mixture = FOLDER / f"mixture-{MIXTURE_LAYERS}-{quantization}.gguf"
         if not mixture.is_file():
             say(f"writing {mixture.name}")
-            write_model(mixture, "30b-a3b", quantization, layers=MIXTURE_LAYERS)
+            write_model(mixture, shape_of("30b-a3b", MIXTURE_LAYERS), quantization)
         found.append(Case(f"30b-a3b {quantization}, {MIXTURE_LAYERS} layers", mixture))
     return found
 

@@ -40,6 +40,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from tests.support.pair_files import write_pair
+from tests.support.shapes import shape_of
 
 FOLDER = Path(__file__).parent.parent / "tests" / "telemetry" / "recorded"
 ALL = ("draft", "suffix")
@@ -92,7 +93,7 @@ def files(run: Run, folder: Path) -> tuple[Path, Path | None]:
     if run.model == "repeating":
         path = folder / "repeating.gguf"
         if not path.exists():
-            write_model(path, "0.5b", "Q8_0", layers=6)
+            write_model(path, shape_of("0.5b", 6), "Q8_0")
         return path, None
     alpha = float(run.model.split()[1])
     target, draft = folder / f"target-{alpha}.gguf", folder / f"draft-{alpha}.gguf"

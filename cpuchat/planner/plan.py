@@ -313,7 +313,7 @@ def _known(name: str, quantization: str, catalog: Catalog, chosen: Settings) -> 
     if len(own) == 1:
         file = min(own[0], key=lambda model: rank(model.quantization))
         return from_header(read_model(file.path), options=chosen.load_options())
-    return from_header(header_of(name, quantization or USUAL), name.upper(), chosen.load_options())
+    return from_header(header_of(wanted, quantization or USUAL), name.upper(), chosen.load_options())
 
 
 def models_here(catalog: Catalog, chosen: Settings, quantization: str = "") -> dict[str, PlannedModel]:

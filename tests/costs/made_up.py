@@ -11,6 +11,7 @@ from cpuchat.costs.model import BITS, CostProfile, ProductRate, pass_cost
 from cpuchat.models.synthetic.model import header_of
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
+from tests.support.shapes import shape_of
 
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
 KNOTS = (1, 2, 4, 8, 16, 32, 128)
@@ -18,7 +19,7 @@ KNOTS = (1, 2, 4, 8, 16, 32, 128)
 
 
 def work(shape: str, quantization: str = "Q8_0", layers: int | None = None) -> ModelWork:
-    return model_work(header_of(shape, quantization, layers=layers))
+    return model_work(header_of(shape_of(shape, layers), quantization))
 
 
 def decode_rate(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:

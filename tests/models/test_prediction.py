@@ -22,7 +22,7 @@ from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import two_cores
 from tests.support.big_headers import big_header
 from tests.support.costs import reading
-from tests.support.shapes import TINY_MOE
+from tests.support.shapes import TINY_MOE, shape_of
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFHeader]:
         "dense": write_model(folder / "dense.gguf", "tiny", "Q4_0"),
         "moe": write_model(folder / "moe.gguf", TINY_MOE, "Q4_K_M"),
         "hybrid": write_tiny_gguf(folder / "hybrid.gguf", arch="qwen35"),
-        "draft": write_model(folder / "draft.gguf", "tiny", "Q8_0", layers=1),
+        "draft": write_model(folder / "draft.gguf", shape_of("tiny", 1), "Q8_0"),
     }
     return {name: read_model(path) for name, path in files.items()}
 

@@ -32,10 +32,10 @@ from cpuchat.models.synthetic.model import (
     half,
     layer_tensors,
     metadata,
-    shape_of,
     tensor_type,
     write_gguf,
 )
+from tests.support.shapes import shape_of
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -70,20 +70,6 @@ _SHAPE_MIXES = {"Q4_K_M": "Q4_K", "Q4_K_S": "Q4_K", "Q5_K_M": "Q5_K", "Q5_K_S": 
 _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 
 
-def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
-    """Return the shape of that name, with another number of layers if given. Raises UsageError: no such name, or no
-    layers."""
-    if isinstance(shape, str):
-        if shape.lower() not in SHAPES:
-            raise UsageError(f"Unknown shape {shape!r}.", f"Choose one of {', '.join(SHAPES)}.")
-        shape = SHAPES[shape.lower()]
-    if layers is not None:
-        if layers < 1:
-            raise UsageError(f"Invalid number of layers: {layers}.", "Use at least 1.")
-        shape = msgspec.structs.replace(shape, n_layer=layers)
-    return shape
-
-
 def _file_type(quant: str) -> int:
     """Return `general.file_type` of a quantization, named in any case. Raises UsageError: an unknown name."""
     name = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S"}.get(quant.upper(), quant.upper())
@@ -428,10 +414,10 @@ def layer_tensors(
                 yield from_array(f"{prefix}{name}.bias", np.zeros(size[1], np.float32))
 
 
-def _checked(shape: str | Shape, quant: str, layers: int | None) -> tuple[Shape, str]:
-    """Return the shape, and the name of the model. Raises UsageError as `shape_of`, and when a tensor needs a type that
-    is not in `RANDOM_TYPES`."""
-    shape = shape_of(shape, layers)
+def _checked(shape: str | Shape, quant: str) -> tuple[Shape, str]:
+    """Return the shape, and the name of the model. Raises UsageError: unknown quantization, or a tensor needs a type
+    that is not in `RANDOM_TYPES`."""
+    shape = SHAPES[shape] if isinstance(shape, str) else shape
     _file_type(quant)
     rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
     for name, row in rows.items():
@@ -443,28 +429,22 @@ def _checked(shape: str | Shape, quant: str, layers: int | None) -> tuple[Shape,
 
 
 def write_model(
-    path: Path,
-    shape: str | Shape,
-    quant: str = "Q8_0",
-    *,
-    layers: int | None = None,
-    seed: int = 0,
-    cancelled: Callable[[], bool] = lambda: False,
+    path: Path, shape: str | Shape, quant: str = "Q8_0", *, seed: int = 0, cancelled: Callable[[], bool] = lambda: False
 ) -> Path:
-    """Write a model of random weights. The same arguments give the same bytes.
+    """Write a model of random weights, of a `shape` or that of `SHAPES`. The same arguments give the same bytes.
 
     Its text is noise; its speed is that of a real model of this shape. `quant` is a type for all matrices or one of the
     mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. `cancelled` is asked every few MB. Returns `path`. Raises UsageError: unknown
-    shape or quantization; OSError: the disk is full or the folder cannot be written; Interrupted: cancelled; nothing is
-    left at `path`."""
-    shape, name = _checked(shape, quant, layers)
+    quantization; OSError: the disk is full or the folder cannot be written; Interrupted: cancelled; nothing is left at
+    `path`."""
+    shape, name = _checked(shape, quant)
     return write_gguf(path, metadata(shape, quant, name), _tensors(shape, quant, seed), cancelled)
 
 
-def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
+def header_of(shape: str | Shape, quant: str = "Q8_0") -> GGUFHeader:
     """Return the header of the file that `write_model` would write, without a tokenizer. Raises UsageError: unknown
-    shape or quantization."""
-    shape, name = _checked(shape, quant, layers)
+    quantization."""
+    shape, name = _checked(shape, quant)
     tensors = [TensorInfo(one.name, one.shape, one.type, 0, one.nbytes) for one in _tensors(shape, quant, 0)]
     size = sum(one.nbytes for one in tensors)
     return GGUFHeader(3, _shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))

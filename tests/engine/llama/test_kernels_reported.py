@@ -24,7 +24,7 @@ from cpuchat.engine.llama.model import may_lock_all
 from cpuchat.models import kernels
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
-from cpuchat.models.synthetic.model import SHAPES, shape_of, write_model
+from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.protocol.options import LoadMode
 from tests.engine.conftest import Load
 from tests.engine.llama.test_kernels import (
@@ -41,6 +41,7 @@ from tests.engine.llama.test_kernels import products as measured
 from tests.support.cores import ONE_CPU, no_stacks
 from tests.support.engine_chat import OPTIONS
 from tests.support.ggml_graph import ggml_graph
+from tests.support.shapes import shape_of
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")]
@@ -242,7 +243,7 @@ load()
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model whose weights take most of what it needs."""
-    return write_model(tmp_path_factory.mktemp("heavy") / "heavy.gguf", shape_of("0.5b", layers=1), "Q4_K_M")
+    return write_model(tmp_path_factory.mktemp("heavy") / "heavy.gguf", shape_of("0.5b", 1), "Q4_K_M")
 
 
 @pytest.mark.parametrize(("load_mode", "refused"), [("mmap", "the file"), ("mmap", "the copy"), ("read", "the file")])
