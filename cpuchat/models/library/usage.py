@@ -6,6 +6,7 @@ that were opened by path outside the searched folders are remembered, too, so th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -100,15 +101,8 @@ class RecentModels:
 
     def files(self) -> list[Path]:
         """Return those that exist, the latest first."""
-        return [path for path in map(Path, reversed(self._cache.read())) if _is_file(path)]
+        return list(map(Path, filter(os.path.isfile, reversed(self._cache.read()))))
 
     def add(self, path: Path) -> None:
         """Record that `path` was opened now."""
         self._cache.put({str(path): time.time()})
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
