@@ -23,6 +23,7 @@ from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
+from cpuchat.base.processes import is_set_within
 from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.costs import CostLog
@@ -169,9 +170,7 @@ class CostProbe:
         self._spent += monotonic() - began
         if self._beside is not None and self._spent - self._slice_began > _SLICE_SECONDS:
             self._slice_began = self._spent
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PAUSE_SECONDS):
-                    await self._end.wait()
+            await is_set_within(self._end, _PAUSE_SECONDS)
             if self._stopped:
                 raise Interrupted("Stopped.")
         return found
