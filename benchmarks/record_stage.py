@@ -24,6 +24,7 @@ from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Side
 from cpuchat.config.settings import Settings
 
+RECORDINGS = ("drafts", "quantizations")
 _WARM_UP = "Name three sorting algorithms, each with one sentence about it."
 
 
@@ -75,10 +76,10 @@ async def record(name: str, rounds: int) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", choices=paths.RECORDINGS, help="only this one")
+    parser.add_argument("name", nargs="?", choices=RECORDINGS, help="only this one")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    for name in [chosen.name] if chosen.name else paths.RECORDINGS:
+    for name in [chosen.name] if chosen.name else RECORDINGS:
         await record(name, chosen.rounds)
 
 

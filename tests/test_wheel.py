@@ -63,7 +63,7 @@ def test_the_installed_program_answers_and_finds_what_it_brings(
         " print(all([matrix.load(), texts.prose(), texts.code(), texts.dialogues()]))"
     )
     assert run_installed(site, tmp_path, brought) == "True\n"
-    places = "from cpuchat.base import paths; print(paths.packaged_themes_dir(), paths.demo_dir())"
+    places = "from cpuchat.base import paths; print(paths.packaged('themes'), paths.demo_dir())"
     assert run_installed(site, tmp_path, places).split() == [
         str(site / "cpuchat/themes"), str(site / "cpuchat/models/demo")
     ]  # fmt: skip

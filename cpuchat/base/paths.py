@@ -125,20 +125,10 @@ def kv_stem(chat_id: str) -> str:
     return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
 
 
-def _packaged(name: str) -> Path:
-    """Return a bundled folder: beside the package in a checkout, inside it when installed."""
+def packaged(name: str) -> Path:
+    """Return a bundled folder, "themes" or "docs": beside the package in a checkout, inside it when installed."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
-
-
-def packaged_themes_dir() -> Path:
-    """Return the folder of bundled themes."""
-    return _packaged("themes")
-
-
-def docs_dir() -> Path:
-    """Return the folder of the manual."""
-    return _packaged("docs")
 
 
 def demo_dir() -> Path:
@@ -146,9 +136,6 @@ def demo_dir() -> Path:
     return _PACKAGE / "models" / "demo"
 
 
-RECORDINGS = ("drafts", "quantizations")
-
-
 def recording_file(name: str) -> Path:
-    """Return the file of one of the recorded comparisons that the app replays."""
+    """Return the file of one of the recorded comparisons that the app replays ("drafts", "quantizations")."""
     return demo_dir() / f"recording-{name}.json"

@@ -25,7 +25,7 @@ Examples:
 @click.argument("page", required=False, metavar="[PAGE][#HEADING]")
 def docs(page: str | None) -> None:
     """Show PAGE of the manual, as Markdown in a pipe; without it, list the pages."""
-    pages = {file.stem.lower(): paths.read_text(file) for file in sorted(paths.docs_dir().glob("*.md"))}
+    pages = {file.stem.lower(): paths.read_text(file) for file in sorted(paths.packaged("docs").glob("*.md"))}
     text = _found("readme" if page is None else page, pages)
     if not is_terminal(sys.stdout) or os.environ.get("TERM", "dumb") == "dumb":
         click.echo(text, nl=False)

@@ -154,7 +154,7 @@ def parse_theme(text: str) -> Theme:
 def load_themes(folders: Iterable[Path] | None = None) -> LoadedThemes:
     """Read every `*.toml` of the folders (packaged, then the user's); never raises for a file."""
     if folders is None:
-        folders = (paths.packaged_themes_dir(), paths.user_themes_dir())
+        folders = (paths.packaged("themes"), paths.user_themes_dir())
     themes: dict[str, Theme] = {}
     problems: dict[Path, str] = {}
     for folder in folders:

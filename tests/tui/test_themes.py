@@ -23,7 +23,7 @@ _BAD_VARIABLES = (
 
 
 def test_packaged_themes_are_all_good() -> None:
-    loaded = load_themes([paths.packaged_themes_dir()])
+    loaded = load_themes([paths.packaged("themes")])
     assert not loaded.problems
     assert set(loaded.themes) == {"cpuchat", "cpuchat-light", "high-contrast", "okabe-ito", "terminal"}
     assert not loaded.themes["cpuchat-light"].dark
@@ -98,7 +98,7 @@ def _contrast(one: str, other: str) -> float:
     ("name", "least"), [("cpuchat", 4.5), ("cpuchat-light", 4.5), ("okabe-ito", 4.5), ("high-contrast", 7.0)]
 )
 def test_colours_that_carry_text_stand_out(name: str, least: float) -> None:
-    theme = load_themes([paths.packaged_themes_dir()]).themes[name]
+    theme = load_themes([paths.packaged("themes")]).themes[name]
     assert theme.background
     variables = {**themes.own_variables(theme), **theme.variables}
     for color in (theme.foreground, theme.primary, theme.error, *(variables[name] for name in themes.OWN_VARIABLES)):
@@ -126,7 +126,7 @@ _XTERM = {
 
 @pytest.mark.parametrize("background", ["black", "white"])
 def test_the_terminal_theme_is_readable_on_black_and_on_white(background: str) -> None:
-    theme = load_themes([paths.packaged_themes_dir()]).themes["terminal"]
+    theme = load_themes([paths.packaged("themes")]).themes["terminal"]
     colors = {**themes.own_variables(theme), **theme.variables}
     text = [colors[name] for name in themes.OWN_VARIABLES]
     for color in text:  # WCAG's 4.5, rounded: magenta has 4.48 on black

@@ -19,7 +19,7 @@ _YOURS = "On another CPU it may be otherwise: ^L measures yours."
 
 
 class ReplayScreen(Dismissable[str], keys="replay"):
-    """Replays one of `paths.RECORDINGS`. Closes with the action of the chat that the user wants then, if any. Raises
+    """Replays `paths.recording_file`. Closes with the action of the chat that the user wants then, if any. Raises
     RecordingError: the file of the recording cannot be read."""
 
     CSS_PATH = "compare.tcss"
