@@ -354,7 +354,7 @@ class ChatHistory:
         if message_id in tree and message_id not in tree.path(tree.leaf):
             tree.leaf = tree.subtree(message_id)[-1]
             with contextlib.suppress(ChatsError):  # a full disk: it can be read all the same
-                store.set_leaf(chat_id, tree.leaf)
+                store.set_options(chat_id, {"leaf": tree.leaf})
         return chat, tree, store.messages(chat_id, tree)
 
     def _refuse_while_unsaved(self) -> None:

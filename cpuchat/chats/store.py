@@ -158,7 +158,7 @@ class ChatStore(Database):
                 parent = added.get(message.parent, last)
                 last = added[message.id] = self._insert_message(msgspec.structs.replace(message, parent=parent))
             if chat.leaf is not None:
-                self.set_leaf(chat.id, added.get(chat.leaf, last))
+                self.set_options(chat.id, {"leaf": added.get(chat.leaf, last)})
 
     def _insert_chat(self, chat: Chat) -> None:
         insert(self._db, "chats", {name: column(value) for name, value in msgspec.structs.asdict(chat).items()})
@@ -228,7 +228,7 @@ class ChatStore(Database):
             parent = tree.parent(message_id)
             self._db.executemany("UPDATE messages SET parent = ? WHERE id = ?", [(parent, id) for id in moved])
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
-            self.set_leaf(chat.id, leaf)
+            self.set_options(chat.id, {"leaf": leaf})
             self._erase_due = True
         return Deleted(chat.id, message_id, {"messages": rows}, tree.leaf if tree.leaf in gone else 0)
 
@@ -244,7 +244,7 @@ class ChatStore(Database):
             for id, chat_id, parent, *_ in deleted.rows["messages"]:  # those after a summary are there already
                 self._db.execute("UPDATE messages SET parent = ? WHERE id = ? AND chat_id = ?", (parent, id, chat_id))
             if deleted.leaf:
-                self.set_leaf(deleted.chat_id, deleted.leaf)
+                self.set_options(deleted.chat_id, {"leaf": deleted.leaf})
 
     def _rows_of(self, table: str, chat_id: str) -> list[tuple[Any, ...]]:
         key = "id" if table == "chats" else "chat_id"
@@ -274,13 +274,8 @@ class ChatStore(Database):
         with self._guarded():
             return dict(self._db.execute("SELECT chat_id, count(*) FROM messages GROUP BY chat_id"))
 
-    def set_leaf(self, chat_id: str, leaf: int) -> None:
-        """Open the branch that ends with this message. Nothing happens when the chat is gone."""
-        with self.transaction():
-            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
-
     def set_options(self, chat_id: str, options: Mapping[str, Any]) -> None:
-        """Set fields of a `Chat` that say how it is answered. Nothing happens when it is gone."""
+        """Set fields of a `Chat` that say how it is answered, or its `leaf`. Nothing happens when it is gone."""
         assigned = ", ".join(f"{name} = ?" for name in options)
         with self.transaction():
             self._db.execute(

@@ -66,7 +66,7 @@ def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
         )  # fmt: skip
         first = store.add_message(chat.id, "assistant", "1", settings=settings)
         store.add_message(chat.id, "assistant", "2", after=question.id)
-        store.set_leaf(chat.id, first.id)
+        store.set_options(chat.id, {"leaf": first.id})
     with closing(ChatStore(tmp_path / "chats.db")) as store:
         assert store.messages(chat.id)[1].settings == settings
         assert [m.content for m in store.messages(chat.id)] == ["q", "1"]

@@ -233,7 +233,7 @@ def test_a_value_that_no_database_can_store_is_an_error_and_no_damage(path):
             with pytest.raises(ChatsError):
                 store.delete("a cut emoji: \ud83d")
             with pytest.raises(ChatsError):
-                store.set_leaf(store.chats()[0].id, 1 << 70)
+                store.set_options(store.chats()[0].id, {"leaf": 1 << 70})
         with closing(ChatStore(path)) as store:
             answer("Answer of the other app")
             assert texts(store) == sorted([*ALL, "Answer of the other app"])

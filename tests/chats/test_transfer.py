@@ -41,7 +41,7 @@ def fill(store: ChatStore) -> None:
     store.add_message(other.id, "user", "between the messages of the other")
     store.add_message(chat.id, "assistant", "Two.", after=question.id, stop_reason="cancelled")
     store.add_message(chat.id, "user", "Edited", after=0)
-    store.set_leaf(chat.id, first.id)
+    store.set_options(chat.id, {"leaf": first.id})
 
 
 def document(store: ChatStore) -> bytes:
