@@ -57,7 +57,7 @@ _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
     "messages": {"chat_id", "role", "content", "reasoning", "stop_reason", "timings"},
 }
-_ANYBODYS = ("sqlite_", "quarantine", "drafts", "messages_fts")  # left of our file without its two tables
+_ANYBODYS = ("sqlite_", "drafts")  # left of our file without its two tables
 _BELIEVABLE = 1000  # versions ahead of this one; a number beyond was not written by any cpuchat
 
 _INDEXES = {
@@ -133,7 +133,7 @@ def column_names(db: sqlite3.Connection, table: str) -> set[str]:
 
 
 def make_derived(db: sqlite3.Connection) -> None:
-    """Create missing or altered indexes; drop unknown ones, triggers and a search index: no part of this version."""
+    """Create missing or altered indexes; drop unknown ones and triggers."""
     where = "type = 'trigger' OR type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL"
     if dict(db.execute(f"SELECT name, sql FROM sqlite_master WHERE {where}")) != _INDEXES:
         with transaction(db):
@@ -142,9 +142,6 @@ def make_derived(db: sqlite3.Connection) -> None:
                 db.execute(f'DROP {kind} "{quoted}"')
             for statement in _INDEXES.values():
                 db.execute(statement)
-    with contextlib.suppress(sqlite3.DatabaseError):  # no full-text search here, or busy: at the next start
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'messages_fts'").fetchone():
-            db.execute("DROP TABLE messages_fts")
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:

@@ -101,7 +101,6 @@ def test_figures_that_make_no_sense_are_left_out(path, timings):
     "statements",
     [
         ["DROP INDEX chats_by_time"],
-        ["CREATE VIRTUAL TABLE messages_fts USING fts5 (content)", "DROP TABLE messages_fts_data"],
         ["CREATE TRIGGER bad AFTER INSERT ON messages BEGIN DELETE FROM messages; END"],
         ["CREATE UNIQUE INDEX bad ON messages (role, model, created)"],
         ["PRAGMA user_version = 0"],
@@ -118,12 +117,6 @@ def test_what_can_be_made_again_is(path, statements):
         store.add_message(chat.id, "user", SECRET)
         assert [hit.id for hit in store.search(SECRET[:5])] == [chat.id]
         assert texts(store) == [*ALL, SECRET] and store.take_notices() == []
-
-
-def test_the_search_index_of_a_version_before_goes_though_all_else_is_as_it_should_be(path):
-    change(path, "CREATE VIRTUAL TABLE messages_fts USING fts5 (content)")
-    ChatStore(path).close()
-    assert sqlite3.connect(path).execute("SELECT 1 FROM sqlite_master WHERE name = 'messages_fts'").fetchone() is None
 
 
 @pytest.mark.parametrize(
