@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -182,7 +183,6 @@ class ChatTemplate:
     def __init__(self, helper: TemplateHelper, bos_token: str, eos_token: str) -> None:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._helper = helper
-        self._style: _Style | None = None
         self._fitter = TurnFitter(self._accepts)
         self._efforts: dict[str, dict[str, Any]] = {}
         self._call_format: CallFormat | None = None
@@ -196,7 +196,7 @@ class ChatTemplate:
         `effort`: how much, for templates that take such a word. `tools`: what the model may call; for a template that
         knows no calls they are described in the system prompt. Raises TemplateError: the template is invalid, rejected
         the messages, or exceeded a limit (time, memory, output of 8 MB, recursion, access to internals)."""
-        style = self._chosen_style()
+        style = self._style
         if (tools or any(message.calls for message in messages)) and self.call_format is GENERIC:
             messages, tools = as_text(messages, tools), ()
         return self._render(self._fitter.fit(messages), style, reasoning, tools, self._effort_in_words(effort))
@@ -210,7 +210,7 @@ class ChatTemplate:
     def call_format(self) -> CallFormat:
         """Return how the model writes calls of tools. Raises TemplateError if the template is invalid."""
         if self._call_format is None:
-            style = self._chosen_style()
+            style = self._style
             learned = learn_format(lambda messages, more: self._render_dicts(messages, style, more))
             self._call_format = learned or GENERIC
         return self._call_format
@@ -227,17 +227,14 @@ class ChatTemplate:
             self._efforts[effort] = {"thinking_budget": EFFORTS[effort]} | next(taken, {})
         return self._efforts.get(effort, {})
 
-    def _chosen_style(self) -> _Style:
+    @cached_property
+    def _style(self) -> _Style:
         """Return the first style in which the text of a message gets into the prompt."""
-        if self._style is None:
-            for style in _STYLES:
-                with contextlib.suppress(TemplateRejection):
-                    if _SENTINEL in self._render([_HELLO], style):
-                        break
-            else:
-                style = _STYLES[0]
-            self._style = style
-        return self._style
+        for style in _STYLES:
+            with contextlib.suppress(TemplateRejection):
+                if _SENTINEL in self._render([_HELLO], style):
+                    return style
+        return _STYLES[0]
 
     def _render(
         self,
@@ -296,7 +293,7 @@ class ChatTemplate:
         words: dict[str, Any] | None = None,
     ) -> bool:
         """Return whether a prompt has the calls of messages, and their texts in order, and can go on with `more`."""
-        style, at = self._chosen_style(), 0
+        style, at = self._style, 0
         try:
             text = self._render(messages, style, None, tools, words)
             if more:
