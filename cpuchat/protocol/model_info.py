@@ -188,7 +188,3 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     unreported: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     evidence: LoadEvidence | None = None
-
-    def why_unreported(self, figure: str) -> str:
-        """Return why the server does not report a figure, or how to get it; "" for one that it reports."""
-        return dict(self.unreported).get(figure, "")

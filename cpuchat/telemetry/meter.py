@@ -557,7 +557,7 @@ class Meter:
         return roofline(self._model, now, prefill, machine, self._average.joules_per_token, self._reach)
 
     def _hides(self, figure: str) -> bool:
-        return self._model is not None and bool(self._model.why_unreported(figure))
+        return self._model is not None and figure in dict(self._model.unreported)
 
     def _reused(self) -> int | None:
         """Return the reused tokens of the prompt, by its progress; None while a server does not tell."""

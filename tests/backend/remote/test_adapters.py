@@ -57,7 +57,7 @@ async def test_llama_server() -> None:
         model, got = await answered(server, sampling=Sampling(seed=5, top_k=7))
         assert model.server.startswith("llama-server at ") and model.name == "demo"
         assert (model.quantization, model.n_ctx, model.n_params) == ("Q4_K_M", 2048, 8_000_000)
-        assert "--spec" in model.why_unreported("acceptance") and model.drafts_off is not None
+        assert "--spec" in dict(model.unreported)["acceptance"] and model.drafts_off is not None
         assert (got.reasoning, got.text) == ("hm", "yes")
         assert (got.timings.cache_n, got.timings.prompt_n, got.timings.predicted_n) == (8, 32, 4)
         assert (got.timings.queue_ms, got.timings.prompt_ms) == (250.0, 20.0)
@@ -84,10 +84,10 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
     async with remote_server(answer=answer, pages=pages) as server:
         model, got = await answered(server)
         assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
-        assert "--enable-per-request-metrics" in model.why_unreported("prefill_tok_s")
-        assert "--enable-prompt-tokens-details" in model.why_unreported("prefill_cached")
-        assert not model.why_unreported("tokens")  # it counts them in each part
-        assert "--per-request-spec-decode-metrics" in model.why_unreported("acceptance")
+        assert "--enable-per-request-metrics" in dict(model.unreported)["prefill_tok_s"]
+        assert "--enable-prompt-tokens-details" in dict(model.unreported)["prefill_cached"]
+        assert "tokens" not in dict(model.unreported)  # it counts them in each part
+        assert "--per-request-spec-decode-metrics" in dict(model.unreported)["acceptance"]
         timings = got.timings
         assert timings.prompt_ms == pytest.approx(0.3)  # without the wait for others
         assert (timings.prompt_n, timings.prompt_per_second, timings.fields()["cache_n"]) == (9, None, None)
@@ -140,7 +140,7 @@ async def test_any_other_server_gets_only_what_openai_knows() -> None:
         assert model.server.startswith("OpenAI-compatible server at ") and model.quantization == "Q4_K_M"
         known = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens", "messages"}
         assert set(server.chats()[0].body) == known
-        assert model.why_unreported("n_ctx") and model.why_unreported("acceptance")
+        assert {"n_ctx", "acceptance"} <= dict(model.unreported).keys()
         _, refused = await answered(server, grammar='root ::= "yes"')
         assert "takes no grammars" in refused.failed.message and len(server.chats()) == 1
         _, refused = await answered(server, continues=True)
