@@ -39,17 +39,28 @@ def test_a_pair(chat: PairChat, files: tuple[Path, Path]) -> None:
     assert drafted == plain and timings.draft_n_accepted
 
 
-def test_draft_of_another_vocabulary(
-    chat: PairChat, files: tuple[Path, Path], tiny_model: Path, tmp_path: Path
-) -> None:
-    small = tmp_path / "small.gguf"
-    write_pair(small, None, 0.5, target="tiny", n_vocab=1024)
-    for draft, reason in ((tiny_model, "tokenizer"), (small, "1,024 tokens")):
-        info = chat.load(files[0], draft_path=str(draft))
-        [note] = info.notes
-        assert note.startswith("No draft model: ") and reason in note
-        assert info.draft == ""
-        assert_answers(chat)
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("other", "tokenizer"), ("small", "1,024 tokens"), ("missing", ""), ("damaged", ""), ("recurrent", "recurrent")],
+)
+def test_draft_that_is_none(
+    chat: PairChat, files: tuple[Path, Path], tiny_model: Path, recurrent_model: Path, tmp_path: Path, kind: str,
+    reason: str,
+) -> None:  # fmt: skip
+    target, draft = files[0], tmp_path / "draft.gguf"
+    match kind:
+        case "other":
+            draft = tiny_model
+        case "small":
+            write_pair(draft, None, 0.5, target="tiny", n_vocab=1024)
+        case "damaged":
+            draft.write_bytes(files[1].read_bytes()[:2000])
+        case "recurrent":
+            target, draft = tiny_model, recurrent_model
+    info = chat.load(target, draft_path=str(draft))
+    [note] = info.notes
+    assert note.startswith("No draft model: ") and reason in note and info.draft == ""
+    assert_answers(chat)
 
 
 def test_draft_that_has_a_few_tokens_less(chat: PairChat, tmp_path: Path) -> None:
@@ -63,17 +74,6 @@ def test_draft_that_has_a_few_tokens_less(chat: PairChat, tmp_path: Path) -> Non
     assert drafted == plain and timings.draft_n
 
 
-@pytest.mark.parametrize("kind", ["missing", "damaged"])
-def test_draft_that_is_none(chat: PairChat, files: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "draft.gguf"
-    if kind == "damaged":
-        file.write_bytes(files[1].read_bytes()[:2000])
-    info = chat.load(files[0], draft_path=str(file))
-    [note] = info.notes
-    assert note.startswith("No draft model: ")
-    assert_answers(chat)
-
-
 def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
     target = load(files[0], OPTIONS)
     options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]))
@@ -85,14 +85,6 @@ def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: Ab
     companions = set_up_speculation(target, command, PLENTY, lambda *_: None, abort)
     assert companions.draft is not None and target.info.draft
     companions.free()
-
-
-def test_recurrent_draft(chat: PairChat, tiny_model: Path, recurrent_model: Path) -> None:
-    info = chat.load(tiny_model, draft_path=str(recurrent_model))
-    [note] = info.notes
-    assert "recurrent" in note or "running state" in note
-    assert info.draft == ""
-    assert_answers(chat)
 
 
 def test_recurrent_target(chat: PairChat, recurrent_model: Path, tiny_model: Path) -> None:
