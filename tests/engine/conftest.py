@@ -9,6 +9,7 @@ import pytest
 
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.prompt.chat_template import TemplateHelper
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.cores import ONE_CPU
@@ -96,6 +97,20 @@ def reuse(_kept_models: list[tuple[object, Model]], _kept_abort: AbortFlag) -> L
         return model
 
     return _reuse
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each pass."""
+    passes: list[int] = []
+    evaluate = Sequence.evaluate
+
+    def counted(self: Sequence, tokens: list[int], whole: bool) -> None:
+        passes.append(len(tokens))
+        evaluate(self, tokens, whole)
+
+    monkeypatch.setattr(Sequence, "evaluate", counted)
+    return passes
 
 
 @pytest.fixture

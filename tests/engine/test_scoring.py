@@ -8,25 +8,10 @@ import numpy as np
 import pytest
 
 from cpuchat.base.text import common_prefix
-from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.protocol.messages import Failed, GenerationFinished, Output, Score, TokensScored
 from tests.support.engine_chat import OPTIONS, Chat, user
 
 N_ROWS = 32
-
-
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of tokens of each pass."""
-    passes: list[int] = []
-    extend = Sequence.extend
-
-    def counted(self: Sequence, tokens, **more) -> None:  # type: ignore[no-untyped-def]
-        passes.append(len(tokens))
-        extend(self, tokens, **more)
-
-    monkeypatch.setattr(Sequence, "extend", counted)
-    return passes
 
 
 def answered(chat: Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:

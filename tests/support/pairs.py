@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -43,11 +43,11 @@ def pair_files(folder: Path, alpha: float) -> tuple[Path, Path]:
     return target, draft
 
 
-def chain(token: int, n: int) -> list[int]:
-    """Return the tokens that the synthetic target writes after `token`."""
-    table, said = next_token_table(N_VOCAB), []
+def chain(token: int, n: int, table: Sequence[int] = ()) -> list[int]:
+    """Return the tokens that the synthetic target, or a model with this `table`, writes after `token`."""
+    table, said = table or next_token_table(N_VOCAB).tolist(), []
     for _ in range(n):
-        token = int(table[token])
+        token = table[token]
         said.append(token)
     return said
 

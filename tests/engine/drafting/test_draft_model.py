@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,12 @@ import pytest
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.speculation.drafters.drafter import UNKNOWN
 from tests.engine.conftest import Load
 from tests.support.pair_files import draft_token_table
-from tests.support.pairs import N_VOCAB, pair_files
+from tests.support.pairs import N_VOCAB, chain, pair_files
 
 TABLE = draft_token_table(N_VOCAB, 0.5).tolist()
 TEXT = [300 + (7 * i) % 900 for i in range(40)]
@@ -38,33 +37,11 @@ def draft(small: Model) -> DraftModel:
     return DraftModel(small.sequence, N_VOCAB)
 
 
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count the evaluated tokens."""
-    count: Counter[str] = Counter()
-    decode = Sequence.evaluate
-
-    def counted(self: Sequence, tokens: list[int], whole: bool) -> None:
-        count["tokens"] += len(tokens)
-        decode(self, tokens, whole)
-
-    monkeypatch.setattr(Sequence, "evaluate", counted)
-    return count
-
-
-def taken(decoded: Counter[str]) -> int:
+def taken(evaluated: list[int]) -> int:
     """Return the tokens evaluated since the last call."""
-    n = decoded["tokens"]
-    decoded.clear()
+    n = sum(evaluated)
+    evaluated.clear()
     return n
-
-
-def chain(token: int, n: int) -> list[int]:
-    said = []
-    for _ in range(n):
-        token = TABLE[token]
-        said.append(token)
-    return said
 
 
 def test_drafts_what_its_model_says(draft: DraftModel) -> None:
@@ -72,64 +49,64 @@ def test_drafts_what_its_model_says(draft: DraftModel) -> None:
     for n in (1, 3, 31):
         proposal = draft.propose(n)
         assert proposal.drafter == "draft"
-        assert proposal.tokens == chain(TEXT[-1], n)
+        assert proposal.tokens == chain(TEXT[-1], n, TABLE)
         assert proposal.buckets == [UNKNOWN] * n
     assert not draft.propose(0)
     draft.begin_answer([])
     assert not draft.propose(4) and draft.n_unread == 0
 
 
-def test_no_token_is_evaluated_twice(draft: DraftModel, small: Model, decoded: Counter[str]) -> None:
+def test_no_token_is_evaluated_twice(draft: DraftModel, small: Model, evaluated: list[int]) -> None:
     draft.begin_answer(TEXT)
     assert draft.n_unread == 40
     drafted = draft.propose(4).tokens
-    assert taken(decoded) == 40 + 3
+    assert taken(evaluated) == 40 + 3
     # All four are right, and the target adds one: its own and the last drafted token are new.
     draft.append([*drafted, 777])
     assert draft.n_unread == 2
     drafted = draft.propose(4).tokens
-    assert drafted == chain(777, 4) and taken(decoded) == 2 + 3
+    assert drafted == chain(777, 4, TABLE) and taken(evaluated) == 2 + 3
     # Two are right.
     draft.append([*drafted[:2], 888])
     assert draft.n_unread == 1
-    assert draft.propose(4).tokens == chain(888, 4) and taken(decoded) == 1 + 3
+    assert draft.propose(4).tokens == chain(888, 4, TABLE) and taken(evaluated) == 1 + 3
     # None is.
     draft.append([999])
     assert draft.n_unread == 1
-    assert draft.propose(1).tokens == chain(999, 1) and taken(decoded) == 1
-    assert small.sequence.tokens == [*TEXT, *chain(TEXT[-1], 4), 777, *chain(777, 2), 888, 999]
+    assert draft.propose(1).tokens == chain(999, 1, TABLE) and taken(evaluated) == 1
+    assert small.sequence.tokens == [*TEXT, *chain(TEXT[-1], 4, TABLE), 777, *chain(777, 2, TABLE), 888, 999]
 
 
-def test_an_edited_text_keeps_what_is_common(draft: DraftModel, decoded: Counter[str]) -> None:
+def test_an_edited_text_keeps_what_is_common(draft: DraftModel, evaluated: list[int]) -> None:
     draft.begin_answer(TEXT)
     draft.propose(3)
-    taken(decoded)
+    taken(evaluated)
     edited = [*TEXT[:25], 1500, 1501]
     draft.begin_answer(edited)
     assert draft.n_unread == 2
-    assert draft.propose(3).tokens == chain(1501, 3) and taken(decoded) == 2 + 2
+    assert draft.propose(3).tokens == chain(1501, 3, TABLE) and taken(evaluated) == 2 + 2
     # The same text again: only its last token gives the logits.
     draft.begin_answer(edited)
-    assert draft.propose(3).tokens == chain(1501, 3) and taken(decoded) == 1 + 2
+    assert draft.propose(3).tokens == chain(1501, 3, TABLE) and taken(evaluated) == 1 + 2
     draft.begin_answer(TEXT[:10])
-    assert draft.propose(1).tokens == chain(TEXT[9], 1) and taken(decoded) == 1
+    assert draft.propose(1).tokens == chain(TEXT[9], 1, TABLE) and taken(evaluated) == 1
     draft.begin_answer([1600, 1601])
-    assert draft.n_unread == 2 and draft.propose(1).tokens == chain(1601, 1)
+    assert draft.n_unread == 2 and draft.propose(1).tokens == chain(1601, 1, TABLE)
 
 
-def test_a_text_longer_than_its_context(draft: DraftModel, small: Model, decoded: Counter[str]) -> None:
+def test_a_text_longer_than_its_context(draft: DraftModel, small: Model, evaluated: list[int]) -> None:
     text = [300 + (11 * i) % 1200 for i in range(900)]
     draft.begin_answer(text)
     for i in range(120):
         drafted = draft.propose(8).tokens
-        assert drafted == chain(text[-1], 8)
+        assert drafted == chain(text[-1], 8, TABLE)
         held = small.sequence.tokens
         assert 100 < len(held) <= small.sequence.n_ctx
         assert held == [*text, *drafted[:-1]][-len(held) :]
         written = [*drafted[: i % 9], 300 + i]
         draft.append(written)
         text += written
-    assert taken(decoded) < 120 * (8 + 2) + 8 * 128  # the window is filled anew now and then, not each time
+    assert taken(evaluated) < 120 * (8 + 2) + 8 * 128  # the window is filled anew now and then, not each time
 
 
 def test_score_is_what_it_would_have_drafted(load: Load, tiny_model: Path) -> None:
@@ -175,7 +152,7 @@ def test_never_drafts_what_the_target_does_not_know(load: Load, tiny_model: Path
         assert all(right[:n_right]) and all(right) is (n_right == len(said))
 
 
-def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: Counter[str]) -> None:
+def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, evaluated: list[int]) -> None:
     draft.begin_answer(TEXT)
     for work in (lambda: draft.propose(4), lambda: draft.read(20), lambda: draft.score(20)):
         abort.set()
@@ -189,6 +166,6 @@ def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: C
     with pytest.raises(Aborted):
         draft.propose(4)
     abort.clear()
-    taken(decoded)
-    assert draft.propose(4).tokens == chain(702, 4)
-    assert taken(decoded) <= 3 + 3
+    taken(evaluated)
+    assert draft.propose(4).tokens == chain(702, 4, TABLE)
+    assert taken(evaluated) <= 3 + 3
