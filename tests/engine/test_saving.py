@@ -13,17 +13,11 @@ import pytest
 from cpuchat.engine.states.files import DiskWriter, WriteBudget
 from cpuchat.protocol.messages import Event, Generate, Message, PrefillProgress, TextDelta
 from tests.engine.conftest import OPTIONS
+from tests.engine.prompt.test_fill_in import Clock
 from tests.support.engine_chat import LONG, Chat, assistant, user
 
 HOUR = 3600.0
 WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class SavingChat(Chat):

@@ -8,33 +8,20 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol.messages import Generate, LoadOptions, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
-from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.messages import Generate, Speculation, SpeculationUpdate, TextDelta
 from cpuchat.protocol.timings import SpeculationFigures
-from tests.support.chatting import GREEDY, Answer, collect
+from tests.support.chatting import GREEDY, collect, load
 from tests.support.pairs import pair_files
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL = ("draft", "suffix")
 PLAIN = Speculation()
 DRAFT = Speculation(drafters=("draft",), depth=4)
-ONE_THREAD = PlacementSpec(threads=1)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pair_files(tmp_path_factory.mktemp("pair"), 0.5)
-
-
-async def load(
-    backend: LocalBackend, path: Path, draft: Path | None = None, **more: object
-) -> tuple[ModelInfo, Answer]:
-    options = {"n_ctx": 1024, "draft_path": str(draft or ""), **more}
-    answer = await collect(backend.load(path, LoadOptions(**options), ONE_THREAD))  # type: ignore[arg-type]
-    last = answer.events[-1]
-    assert isinstance(last, ModelLoaded), last
-    return last.model, answer
 
 
 def say(prompt: str, speculation: Speculation = PLAIN, **more: object) -> Generate:
@@ -55,7 +42,7 @@ def assert_consistent(figures: SpeculationFigures) -> None:
 
 
 async def test_figures_of_an_answer(files: tuple[Path, Path], other: LocalBackend) -> None:
-    info, _ = await load(other, *files)
+    info = await load(other, files[0], n_ctx=1024, draft_path=str(files[1]))
     assert info.draft and info.notes == ()
     answer = await collect(other.generate(say("a b c", DRAFT, max_tokens=200)))
     timings, figures = answer.timings, answer.timings.speculation
@@ -77,7 +64,7 @@ async def test_figures_of_an_answer(files: tuple[Path, Path], other: LocalBacken
 
 
 async def test_spans_of_drafters_are_the_text(files: tuple[Path, Path], other: LocalBackend) -> None:
-    await load(other, *files)
+    await load(other, files[0], n_ctx=1024, draft_path=str(files[1]))
     plain = await collect(other.generate(say("a b c", max_tokens=120)))
     assert plain.timings.speculation is None and plain.timings.draft_n == 0
     assert {d.drafter for d in plain.of(TextDelta)} == {""} and not plain.of(SpeculationUpdate)
