@@ -98,15 +98,10 @@ def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker],
     """That pass comes after the last token and writes nothing; every counted pass has written at least one."""
     drafted = pair(1.0)
     for n in range(12, 15):
-        check_passes(drafted, depth, n)
-
-
-def check_passes(drafted: Talker, depth: int, n: int) -> None:
-    ends = chain(PROMPT[-1], n + 1)[-1]
-    said = drafted.say(PROMPT, drafts(depth), is_eog=lambda token: token == ends)
-    assert (said.reason, len(said.tokens)) == ("end", n) and said.figures is not None
-    assert said.figures.passes == -(-(n - 1) // (depth + 1))
-    assert said.figures.tokens_per_pass(n) == ((n - 1) / said.figures.passes if depth else None)
+        said = drafted.say(PROMPT, drafts(depth), is_eog=chain(PROMPT[-1], n + 1)[-1].__eq__)
+        assert (said.reason, len(said.tokens)) == ("end", n) and said.figures is not None
+        assert said.figures.passes == -(-(n - 1) // (depth + 1))
+        assert said.figures.tokens_per_pass(n) == ((n - 1) / said.figures.passes if depth else None)
 
 
 @pytest.mark.parametrize("drafters", [("draft",), ("suffix",), ("draft", "suffix")], ids="-".join)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf as reference
-import numpy as np
 import pytest
 
 from cpuchat.base.errors import CpuchatError
@@ -34,12 +33,6 @@ def children() -> list[int]:
     """Return the processes that this one started."""
     tasks = Path(f"/proc/{os.getpid()}/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-
-
-def weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return all tensors as plain numbers."""
-    tensors = reference.GGUFReader(path).tensors
-    return {tensor.name: reference.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
 
 
 def copy(source: Path, target: Path, *, settings: bool = True, every: int = 1, first: int = 0, **numbers: Any) -> Path:
