@@ -60,12 +60,6 @@ def is_damage(error: BaseException) -> bool:
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "unsupported file format" in str(error)
 
 
-def request_salvage(path: Path) -> None:
-    """Request a salvage at the next start, because damage was found that no check detects."""
-    with contextlib.suppress(OSError):
-        _request(path).touch(mode=0o600)
-
-
 def salvage_if_requested(path: Path) -> str:
     """Salvage the file if that was requested, as `salvage`; returns "" if it was not, the file is gone or in use."""
     if not _request(path).exists():
@@ -334,8 +328,9 @@ class Database:
             try:
                 yield
             except sqlite3.Error as error:
-                if is_damage(error):
-                    request_salvage(self.path)
+                if is_damage(error):  # which no check detects: salvage it at the next start
+                    with contextlib.suppress(OSError):
+                        _request(self.path).touch(mode=0o600)
                 raise _unusable(self.path, error) from None
             except (OverflowError, UnicodeError) as error:  # a value that was given: the file is sound
                 raise _unusable(self.path, error) from None
