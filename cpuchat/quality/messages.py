@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.protocol.messages import Message
-from cpuchat.quality.statistics import Scores
+from cpuchat.quality.statistics import Arrays, Scores
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class QualityFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished")
 Answer = Loading | Planned | Scored | QualityFinished
 
 
-class Tops(msgspec.Struct, frozen=True):
+class Tops(Arrays, frozen=True):
     """Both models' most probable token at each position (int32), and the probability that they give it (float32)."""
 
     base: np.ndarray
@@ -95,10 +95,6 @@ class Tops(msgspec.Struct, frozen=True):
     @classmethod
     def empty(cls, n: int) -> Self:
         return cls(*(np.empty(n, kind) for kind in (np.int32, np.int32, np.float32, np.float32)))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Tops]) -> Self:
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__))
 
 
 Rows = Sequence[np.ndarray] | np.ndarray

@@ -23,7 +23,15 @@ MIN_POSITIONS = 100
 """Fewer scored positions than this say nothing about a 99.9 % percentile, and little about anything."""
 
 
-class Scores(msgspec.Struct, frozen=True):
+class Arrays(msgspec.Struct, frozen=True):
+    """Arrays with an entry for each position."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__))
+
+
+class Scores(Arrays, frozen=True):
     """One array per figure with an entry for each scored position, float32 of shape (n,).
 
     `kld` is KL(P‖Q) in nats, `base_nll` and `other_nll` are −ln of the probability of the text's token, `same_top` is 1
@@ -40,16 +48,6 @@ class Scores(msgspec.Struct, frozen=True):
     def packed(self) -> dict[str, bytes]:
         """Return the arrays by name, little-endian, as messages and files have them."""
         return {name: getattr(self, name).astype("<f4").tobytes() for name in self.__struct_fields__}
-
-    @classmethod
-    def joined(cls, parts: Sequence[Scores]) -> Self:
-        """Concatenate; no parts give arrays of length 0."""
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in parts] or [_EMPTY]) for name in cls.__struct_fields__)
-        )
-
-
-_EMPTY = np.empty(0, np.float32)
 
 
 class Interval(msgspec.Struct, frozen=True):
