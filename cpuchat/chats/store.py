@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -171,7 +171,7 @@ class ChatStore(Database):
         """Return a chat. Raises ChatsChanged if it does not exist."""
         found = self._select(chat_of, f"SELECT {_CHAT} FROM chats WHERE id = ?", (chat_id,))
         if not found:
-            raise _no_chat()
+            raise _gone("chat")
         return found[0]
 
     def require_unchanged(self, chat: Chat) -> None:
@@ -183,7 +183,7 @@ class ChatStore(Database):
         """Change the title, not the chat's place in the list. Raises ChatsChanged: the chat does not exist."""
         with self.transaction():
             if not self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id)).rowcount:
-                raise _no_chat()
+                raise _gone("chat")
             self._erase_due = True
 
     def fork(self, chat_id: str, message_id: int) -> Chat:
@@ -192,7 +192,7 @@ class ChatStore(Database):
         with self.transaction():
             chat, tree = self.chat(chat_id), self.tree(chat_id)
             if message_id not in tree:
-                raise _no_message()
+                raise _gone("message")
             new = {"id": new_chat_id(), "title": f"{_FORK}{chat.title.removeprefix(_FORK)}", "leaf": message_id}
             fork = msgspec.structs.replace(chat, **new, created=now, updated=now)
             tree.leaf = message_id
@@ -215,7 +215,7 @@ class ChatStore(Database):
             self.require_unchanged(chat)
             tree = self.tree(chat.id)
             if message_id not in tree:
-                raise _no_message()
+                raise _gone("message")
             gone, leaf = set(tree.subtree(message_id)), tree.after_deletion(message_id)
             is_summary = "SELECT 1 FROM messages WHERE id = ? AND role = 'system' AND model != ''"
             moved = set(tree.children(message_id)) if self._db.execute(is_summary, (message_id,)).fetchone() else set()
@@ -295,7 +295,7 @@ class ChatStore(Database):
             elif after:
                 query = "SELECT 1 FROM messages WHERE id = ? AND chat_id = ?"
                 if not self._db.execute(query, (after, chat_id)).fetchone():
-                    raise _no_message()
+                    raise _gone("message")
             written = _storable(fields | {"content": content})
             added = StoredMessage(chat_id=chat_id, parent=after, role=role, created=now, **written)
             id = self._insert_message(added)
@@ -324,7 +324,7 @@ class ChatStore(Database):
             "UPDATE chats SET updated = ?, version = version + 1 WHERE id = ? RETURNING version", (now, chat_id)
         ).fetchall()
         if not row:
-            raise _no_chat()
+            raise _gone("chat")
         return row[0][0]
 
     def drafts(self) -> list[tuple[Any, ...]]:
@@ -364,11 +364,6 @@ def _storable(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: storable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
-def _no_message() -> ChatsChanged:
-    return ChatsChanged(
-        "This message no longer exists.", "It may have been deleted in another window; open the chat again."
-    )
-
-
-def _no_chat() -> ChatsChanged:
-    return ChatsChanged("This chat no longer exists.", "It may have been deleted in another window; open another chat.")
+def _gone(what: Literal["message", "chat"]) -> ChatsChanged:
+    then = "the chat again" if what == "message" else "another chat"
+    return ChatsChanged(f"This {what} no longer exists.", f"It may have been deleted in another window; open {then}.")
