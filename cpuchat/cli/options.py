@@ -76,7 +76,8 @@ def with_preset(name: str | None, model: str | None, server: str | None) -> tupl
     from cpuchat.config.presets import find_preset
 
     preset = find_preset(name)
-    return preset.applied_to(settings.load()), preset.model if preset.model and not (model or server) else model
+    chosen = settings.with_changes(settings.load(), preset.changes)
+    return chosen, preset.model if preset.model and not (model or server) else model
 
 
 def server_model(

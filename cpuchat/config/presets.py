@@ -12,7 +12,7 @@ import msgspec
 from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError, UsageError
-from cpuchat.config.settings import Changes, Count, SamplingSection, Settings, explained, with_changes
+from cpuchat.config.settings import Changes, Count, SamplingSection, explained
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,10 +32,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         options = msgspec.structs.asdict(self.sampling).items()
         sampling = {name: value for name, value in options if value is not None and (name, value) != ("seed", -1)}
         return {"chat": chat, "sampling": sampling}
-
-    def applied_to(self, chosen: Settings) -> Settings:
-        """Return a copy of `chosen` with what the preset sets."""
-        return with_changes(chosen, self.changes)
 
 
 def find_preset(name: str) -> Preset:

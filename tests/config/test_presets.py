@@ -7,7 +7,7 @@ import pytest
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.cli.options import laid_over, with_preset
 from cpuchat.config.presets import find_preset
-from cpuchat.config.settings import Settings
+from cpuchat.config.settings import Settings, with_changes
 from tests.support.presets import write_presets
 
 FILE = """\
@@ -27,7 +27,7 @@ def test_what_a_preset_sets_replaces_the_settings() -> None:
     write_presets(FILE)
     chosen = Settings()
     chosen.chat.system_prompt, chosen.sampling.seed = "Be brief.", 7
-    review, story = (find_preset(name).applied_to(chosen) for name in ("Code review", "story"))
+    review, story = (with_changes(chosen, find_preset(name).changes) for name in ("Code review", "story"))
     assert (review.chat.system_prompt, review.chat.reasoning, review.sampling.temperature) == ("Be strict.", "off", 0.2)
     assert (story.chat.system_prompt, story.chat.reasoning, story.sampling.top_k) == ("Be brief.", "auto", 0)
     assert review.sampling.seed == 7 and chosen.sampling.temperature is None
