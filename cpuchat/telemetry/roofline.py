@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
-from cpuchat.costs.model import bytes_read
+from cpuchat.costs.model import N_PAST, bytes_read
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import MAX_CPU_WAIT, SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
@@ -275,10 +275,11 @@ def _parts(now: Decoding) -> list[Evaluated]:
 def _memory_ceilings(
     model: ModelInfo, now: Decoding, read: float, no_limit: str
 ) -> tuple[Metric[float], Metric[float]]:
-    """Return the ceilings without drafts and at this acceptance; `read` in bytes per second."""
+    """Return the ceilings without drafts, one and the same for a whole chat, and at this acceptance; `read` in bytes
+    per second."""
     if no_limit or model.work is None:
         return missing(no_limit), missing(no_limit)
-    plain = Metric(read / bytes_read(model.work, 1, now.n_past))
+    plain = Metric(read / bytes_read(model.work, 1, min(N_PAST, model.n_ctx or N_PAST)))
     if not now.whole.draft_n:
         return plain, missing("nothing drafted")
     each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import parse
-from cpuchat.costs.model import CostProfile, ProductRate, compute_ceiling, pass_cost
+from cpuchat.costs.model import N_PAST, CostProfile, ProductRate, compute_ceiling, pass_cost
 from cpuchat.costs.usual import usual_profile
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
@@ -22,7 +22,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_here
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import N_PAST, model_work
+from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings

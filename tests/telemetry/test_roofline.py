@@ -54,11 +54,12 @@ def test_plain_decoding():
     assert now.bytes_per_pass.value == 2 * GB
 
 
-def test_the_context_is_read_too():
+def test_the_context_is_read_too_and_the_limit_of_plain_decoding_stays_the_same():
     long = with_(work=work_of_size(2 * GB, 100_000))
     now = roofline(long, decoding(15, n_past=9_999))
     assert now.bandwidth.value == pytest.approx(15 * 3 * GB)
-    assert now.ceiling_plain.value == pytest.approx(50 / 3)
+    assert now.ceiling_plain.value == pytest.approx(50 / (2 + 651 * 1e5 / GB))
+    assert roofline(long, decoding(25, DRAFTED)).ceiling_plain == now.ceiling_plain
 
 
 def test_drafting_reads_the_draft_model_as_often_as_it_was_asked():

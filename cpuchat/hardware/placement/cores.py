@@ -255,6 +255,7 @@ class BusyCores:
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
         self._last: dict[int, tuple[float, float]] = {}  # (busy, all) of each logical CPU since the system started
+        self.ticks: dict[int, float] = {}  # of each between the last two calls
 
     def since_last(self, cpus: Collection[int]) -> float | None:
         """Return how many of `cpus` were busy since the last call; None at first, 0 where the system does not tell."""
@@ -274,5 +275,5 @@ class BusyCores:
         found: dict[int, float] = {}
         for cpu in last.keys() & self._last.keys():
             busy_more, all_more = (now - before for now, before in zip(self._last[cpu], last[cpu], strict=True))
-            found[cpu] = busy_more / all_more if all_more > 0 else 0.0
+            found[cpu], self.ticks[cpu] = busy_more / all_more if all_more > 0 else 0.0, all_more
         return found
