@@ -385,7 +385,8 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A rate: bytes per second of a set of cores, of a type of weights, or of the machine `now`; tokens per second; or
-    the share for which a core is busy, with `past` ones, oldest first. `note` says how it is known, or more of it."""
+    the share for which a core is busy, with `past` ones, oldest first, and with threads of this program (`own`). `note`
+    says how it is known, or more of it."""
 
     name: str
     rate: float
@@ -393,6 +394,7 @@ class Bar:
     estimated: bool = False
     now: bool = False
     past: tuple[float, ...] = ()
+    own: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -408,20 +410,31 @@ class Chart:
 
     def figure(self, bar: Bar) -> str:
         if self.unit == "%":
-            return f"{100 * bar.rate:>3.0f} %"
+            return f"{100 * bar.own:>3.0f} + {100 * (bar.rate - bar.own):>3.0f} %"
         words = units.rate(bar.rate) if self.unit == "tok/s" else bandwidth(bar.rate)
         return f"{words:>5} {self.unit}"
 
 
 def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
-    """Return the read bandwidth with the traffic now, and how it is known, or what is `told` of a measurement."""
+    """Return the read bandwidth with the traffic now, how it is known, and what is `told` of a measurement."""
     bars, scale = bandwidth_bars(facts, now)
     whose = " of the model's cores" if now.model is not None and now.model.cpus else ""
-    foot = [told or how_known(facts, "press m")]
+    foot = [*([] if now.measuring else [how_known(facts, "press m")]), *([told] if told else [])]
     if (most := facts.theoretical) is not None:
         assumed = f"({most.channels} × {most.speed_mt} MT/s, assumed)"
         foot.insert(0, f"╎ {bandwidth(most.bytes_per_s)} GB/s theoretical peak {assumed}")
     return Chart(f"read bandwidth{whose}", bars, scale, most.bytes_per_s if most is not None else 0.0, foot)
+
+
+def measured_anew(before: Peak | None, after: Peak | None) -> str:
+    """Return what a measurement changed: `measured: 49 → 52 GB/s, undisturbed`."""
+    if after is None or (after.estimated and not after.least):
+        return ""
+    if after.estimated:
+        return f"measured {bandwidth(after.least)} GB/s beside other programs: the estimate stays"
+    was = f"{'≈' * before.estimated}{bandwidth(before.bytes_per_s)} → " if before is not None else ""
+    how = "at least: other programs ran" if after.at_least else "undisturbed"
+    return f"measured: {was}{bandwidth(after.bytes_per_s)} GB/s, {how}"
 
 
 def kernel_chart(
@@ -478,10 +491,9 @@ def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, CpuUse]
     bars = list[Bar]()
     for core in topology.cores:
         *_, last = used = [max(one.get(cpu, CpuUse()) for cpu in core.cpus) for one in (*past, now.cores)]
-        note = f"{100 * last.own:>3.0f} % cpuchat {100 * (last.busy - last.own):>3.0f} % others"
-        note += f" · {last.khz / 1e6:.2f} GHz" if last.khz else ""
-        bars.append(Bar(f"core {core.index}", last.busy, note, now=True, past=tuple(one.busy for one in used)))
-    return Chart("cores", bars, unit="%") if now.cores else None
+        clock, shares = f"{last.khz / 1e6:.2f} GHz" if last.khz else "", tuple(one.busy for one in used)
+        bars.append(Bar(f"core {core.index}", last.busy, clock, now=True, past=shares, own=last.own))
+    return Chart("cores, busy with cpuchat + other programs", bars, unit="%") if now.cores else None
 
 
 def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[Bar], float]:

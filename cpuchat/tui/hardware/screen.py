@@ -166,6 +166,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._change: PlacementChange | None = None
         self._measuring = ""  # how far a measurement is
         self._beside = ""  # what runs beside it
+        self._result = ""  # of the last one
         self._seen: object = None  # of what was measured
         self._is_looking = False
         self._stopped = False
@@ -344,10 +345,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self.query_one("#help", FactsTable).show(machine.helping(facts, now, 3 if size.height >= ROOMY else 1))
         n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
         cores = machine.core_chart(facts.topology, now, self._past if n_rows > 1 else ()) if has_room else None
-        if cores is not None and self.has_class("-narrow"):
-            cores = dataclasses.replace(cores, heading="")
         self.query_one("#cores", Bars).show(cores, n_rows)
-        told = self._measuring and self._measuring + self._beside
+        told = (self._measuring and self._measuring + self._beside) or self._result
         self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
         self.query_one("#kernels", Bars).show(now.kernels if now.kernels is not None and now.kernels.bars else None)
         of_model, of_machine = machine.rows(facts, now)
@@ -485,9 +484,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         elif (on := self._on) is None:
             self.notify("The configured cores cannot be used. Choose a placement below.", severity="warning")
         else:
-            self._measuring, self._stopped = "measuring…", False
+            self._measuring, self._stopped, self._result = "measuring…", False, ""
             self._beside = " · a lower bound: other programs run" if self.now.busy else ""
-            self._services.session.measure(self._measure(self.facts.topology, on), self._stop_measuring)
+            self._services.session.measure(self._measure(self.facts, on), self._stop_measuring)
             self._show()
             self.query_one("#bandwidth").scroll_visible(animate=False)
 
@@ -506,12 +505,14 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _stop_measuring(self) -> None:
         self._stopped = True
 
-    async def _measure(self, topology: Topology, on: Computing) -> None:
-        steps = self.reader.measure(topology, on, lambda: self._stopped)
+    async def _measure(self, before: DiagnosticFacts, on: Computing) -> None:
+        steps = self.reader.measure(before.topology, on, lambda: self._stopped)
         try:
             while self._measuring:
                 self._measuring = await run_in_daemon_thread(lambda: next(steps, ""))
                 self._show()
+            after, _ = await run_in_daemon_thread(lambda: self.reader.now(before, on, None))
+            self._result = machine.measured_anew(before.peaks.all_cores, after.peaks.all_cores)
         except Interrupted:
             pass
         except CpuchatError as error:
@@ -521,6 +522,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             if self.has_widgets:
                 self._sample()
                 self._show()
+                self.call_after_refresh(self.query_one("#bandwidth").scroll_visible, animate=False)
 
     async def action_close(self) -> None:
         if self._measuring:

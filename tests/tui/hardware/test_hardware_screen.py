@@ -106,6 +106,7 @@ async def test_m_measures_now_and_shows_how_far_it_is(tmp_path: Path) -> None:
             reader.gate.release()
         await app.until(lambda: "80 % of the theoretical peak" in app.screen_text)
         await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: "measured: 367 GB/s, undisturbed" in app.screen_text)
         assert "all 32 cores   367 GB/s █" in app.screen_text and "measuring" not in app.screen_text
         await app.press("pagedown")
         await app.until(lambda: "all 32 cores   367" not in app.screen_text)
@@ -163,7 +164,7 @@ async def test_a_small_machine_shows_its_cores_and_what_its_kernels_reach_beside
         reader.products[kind] = MeasuredProducts(cpuchat=next(rates), llama_cpp=next(rates))
     async with running(OnMachine(on(read_topology(root))), size=size) as app:
         await opened(app, reader)
-        await app.shows("weights by type, one token · kernels for AVX2", "core 7   0 %", "GHz")
+        await app.shows("weights by type, one token · kernels for AVX2", "core 7   0 +   0 %", "GHz")
         lines = app.screen_text.splitlines()
         q4, q8 = (next(line for line in lines if kind in line) for kind in ("Q4_K ", "Q8_0 "))
         assert "30 GB/s █" in q4 and "1.20× llama.cpp" in q4
