@@ -233,10 +233,8 @@ def _judged(
     is_cached = work.weight_bytes <= machine.cache_bytes
     source = "from L3" if is_cached else machine.source
     source += ", by its own passes" if abs(factor - 1) > _MUCH else ""
-    # Rate ÷ bytes × share of reading is the speed.
-    reading = "" if cost.limit == "memory" else f", reading {100 * cost.read / cost.seconds:.0f} %"
     basis = f"{rate} GB/s ({source}) ÷ {units.size(found.bytes_per_token)} per token; "
-    basis += units.takes(cost.limit, cost.limit_share) + reading
+    basis += units.takes("memory", cost.read / cost.seconds)  # the first ÷ the second × this is the speed
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
     limit = reads / found.bytes_per_token if not is_cached else None

@@ -315,7 +315,6 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
         "ceilings": {
             "no_draft": roofline.ceiling_plain.value,
             "this_acceptance": roofline.ceiling_accepted.value,
-            "compute": roofline.ceiling_compute.value,
         },
         "limit": roofline.limit or None,
         "note": roofline.off or (roofline.utilization.why if roofline.estimate.value is not None else ""),

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from cpuchat.measure.peak import ReadBandwidth
     from cpuchat.models.kernels import MeasuredProducts
     from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
     from cpuchat.telemetry.meter import ChatFigures
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str]
 """(label, text)"""
-
-_PASSES_NOT_MEASURED = "not measured: speeds are rough · `cpuchat probe` or an idle app does it, m only the bandwidth"
-_COUNTERS_OFF = "counters are off in the settings (F2)"
 
 
 class CpuUse(NamedTuple):
@@ -71,7 +67,6 @@ class Now:
     sample: MachineSample | None = None
     counting: bool = True
     passes: str = ""
-    cpu_module: str = ""
     kernels: Chart | None = None
     cores: Mapping[int, CpuUse] = field(default_factory=dict[int, "CpuUse"])
     busy: frozenset[int] = frozenset()
@@ -110,7 +105,7 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
         ("needs", here.get("needs", "")),
         ("weights", _weights(now) if many_nodes else ""),
         ("kernels", "" if now.kernels is None or now.kernels.bars else now.kernels.foot[-1].removeprefix("kernels ")),
-        ("CPU module", now.cpu_module),
+        ("CPU module", module_words(engine) if engine is not None and engine.module else ""),
         ("saved KV", kept_states(model)),
         ("passes", now.passes),
     ]
@@ -234,14 +229,6 @@ class ModelHere:
     drafted: float = 0.0
 
 
-def usual_model_here(machine: Machine) -> ModelHere:
-    """Return how fast a model of usual size is predicted to be."""
-    from cpuchat.present.chats import predicted_4b
-
-    found = predicted_4b(machine)
-    return ModelHere(found, {"model": "a 4B model in Q4_K_M", **dict(speed_rows(found, machine))})
-
-
 def model_here(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> ModelHere | None:
     """Return how fast a model was here, is predicted to be and can be at most, and its memory; None where its file
     cannot be read. `loaded` counts as unloaded. Reads files."""
@@ -304,7 +291,7 @@ def speed_chart(now: Now) -> Chart | None:
     if here.plain:
         bars.append(Bar("plain", here.plain, of_limit(here.plain)))
     elif found.tok_s:
-        bars.append(Bar("predicted", found.tok_s, "rough" if found.is_rough else of_limit(found.tok_s), found.is_rough))
+        bars.append(Bar("predicted", found.tok_s, "rough" if found.is_rough else of_limit(found.tok_s), True))
     rate = figures.decode_tok_s.value if figures is not None else None
     if figures is not None and rate and rate != here.plain:
         note = of_limit(rate)
@@ -411,8 +398,9 @@ class Chart:
     def figure(self, bar: Bar) -> str:
         if self.unit == "%":
             return f"{100 * bar.own:>3.0f} + {100 * (bar.rate - bar.own):>3.0f} %"
-        words = units.rate(bar.rate) if self.unit == "tok/s" else bandwidth(bar.rate)
-        return f"{words:>5} {self.unit}"
+        if self.unit == "GB/s":
+            return f"{bandwidth(bar.rate):>5} GB/s"
+        return f"{f'≈{units.about(bar.rate)}' if bar.estimated else units.rate(bar.rate):>5} tok/s"
 
 
 def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
@@ -456,11 +444,9 @@ def kernel_chart(
         if one.disturbed:
             noisy.append(kind)
             continue
-        used, other, of = one.cpuchat.rate(1), one.llama_cpp.rate(1), "llama.cpp"
-        if not one.is_chosen:
-            used, other, of = other, used, "cpuchat"
+        used, ratio = _rate_of(one, one.is_chosen)
         sizes = [f"{size(some[kind])}{whose}" for some, whose in ((target, ""), (draft, " draft")) if some[kind]]
-        bars.append(Bar(kind, used, " · ".join((f"{units.factor(used / other)} {of}", *sizes))))
+        bars.append(Bar(kind, used, " · ".join((ratio, *sizes))))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
     foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None and bars else []
     again = "not measured yet without other programs; a load on idle cores does it"
@@ -471,6 +457,16 @@ def kernel_chart(
         none = "no type of weights measured yet, a load measures those of its model"
         foot = [f"{kernels}: {foot[-1] if noisy else none}"]
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
+
+
+def _rate_of(found: MeasuredProducts, is_ours: bool) -> tuple[float, str]:
+    """Return at what rate weights are multiplied with one token by cpuchat's kernels or llama.cpp's, and the ratio to
+    the other ones: `1.92× llama.cpp`, with ≈ where what was measured does not tell which are faster."""
+    rates = found.cpuchat.rate(1), found.llama_cpp.rate(1)
+    used, other = rates if is_ours else rates[::-1]
+    told = compare([other], [used], asked=TYPES_TOLD)
+    about = "" if told.verdict in ("faster", "slower") else "≈"
+    return used, f"{about}{units.factor(told.ratio)} {'llama.cpp' if is_ours else 'cpuchat'}"
 
 
 def _how_sure(peak: Peak | None) -> str:
@@ -535,22 +531,9 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     log = cost_log(settings, root)
     found = log.probe if log is not None else None
     if found is None:
-        return _PASSES_NOT_MEASURED
+        return "not measured: speeds are rough · `cpuchat probe` or an idle app does it, m only the bandwidth"
     date = time.strftime("%Y-%m-%d", time.localtime(found.at)) + f" ({ago(found.at, time.time())})"
     return f"{date} · {plural(len(found.subject.cores), 'core')} · {found.n} passes"
-
-
-def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:
-    """Return the CPU module in use and why; "" if unknown. `in_effect`: the settings, tuned."""
-    if engine is None or not engine.module:
-        return unused_module(settings, engine)
-    chosen = settings.engine.cpu_module
-    if chosen != in_effect.engine.cpu_module:
-        return f"{engine.module} · tuned for this model"
-    if chosen == engine.module:
-        return f"{engine.module} · set by engine.cpu_module"
-    others = [name for name in engine.modules if name != engine.module]
-    return f"{engine.module} · `cpuchat tune` times {' and '.join(others)}" if others else engine.module
 
 
 def unused_module(settings: Settings, engine: EngineInfo | None) -> str:
@@ -581,7 +564,7 @@ def _weights(now: Now) -> str:
 def _counted(now: Now) -> str:
     """Return the memory traffic and the power of the whole machine, each with its source or why it is not counted."""
     if (sample := now.sample) is None or not now.counting:
-        return "opening counters…" if now.counting else _COUNTERS_OFF
+        return "opening counters…" if now.counting else "counters are off in the settings (F2)"
     traffic, power = f"n/a: {sample.no_bandwidth or 'no counter'}", f"n/a: {sample.no_power or 'no sensor'}"
     if (found := sample.bandwidth) is not None:
         traffic = f"{bandwidth(found.total):>4} GB/s now, {found.source}, whole machine"
@@ -737,16 +720,13 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
         return kernel_words(engine)
     parts = list[str]()
     for one in multiplied(model):
-        kind, sides = one.type.upper(), ("cpuchat", "llama.cpp")
+        kind = one.type.upper()
         if kind not in TYPES:
             continue
-        used, other = sides if one.is_of_cpuchat else sides[::-1]
-        words = f"{used} {kind} {size(one.bytes)}"
+        words = f"{'cpuchat' if one.is_of_cpuchat else 'llama.cpp'} {kind} {size(one.bytes)}"
         if (found := products.get(kind)) is not None and not found.disturbed:
-            rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
             peak = f" of {'≈' * model.peak_estimated}{bandwidth(model.peak_read)}" if model.peak_read else ""
-            told = compare([rates[other]], [rates[used]], asked=TYPES_TOLD)
-            about = "" if told.verdict in ("faster", "slower") else "≈"
-            words += f": {bandwidth(rates[used])}{peak} GB/s, {about}{units.factor(told.ratio)} {other}"
+            used, ratio = _rate_of(found, one.is_of_cpuchat)
+            words += f": {bandwidth(used)}{peak} GB/s, {ratio}"
         parts.append(words)
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"

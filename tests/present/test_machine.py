@@ -24,13 +24,14 @@ from cpuchat.present.machine import (
     helping,
     how_known,
     kernel_chart,
+    kernels_used,
     read_bandwidth,
     rows,
     speed_chart,
     token_time,
 )
 from cpuchat.protocol.messages import ModelLoaded
-from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
+from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
 from cpuchat.telemetry.machine import Peak, Peaks
 from cpuchat.telemetry.meter import Meter
 from tests.hardware.trees import CPUS, make_tree
@@ -110,7 +111,7 @@ def test_the_speed_is_measured_else_predicted_and_drafts_stand_beside_it_with_th
         assert chart is not None
         return [(one.name, chart.figure(one).strip(), one.note) for one in chart.bars]
 
-    assert bars(ModelHere(MODEL, rows)) == [("predicted", "40.0 tok/s", "80 % of the limit")]
+    assert bars(ModelHere(MODEL, rows)) == [("predicted", "≈40 tok/s", "80 % of the limit")]
     here = ModelHere(MODEL, rows, plain=45.0, drafted=63.0)
     plain = ("plain", "45.0 tok/s", "90 % of the limit")
     assert bars(here) == [plain, ("with drafts", "63.0 tok/s", "1.40× by drafts")]
@@ -121,7 +122,7 @@ def test_the_speed_is_measured_else_predicted_and_drafts_stand_beside_it_with_th
     assert (name, rate.split()[1], note.split(" %")[1]) == ("this answer", "tok/s", " of the limit")
     assert bars(here, answered=meter.figures())[2][::2] == ("now", "")
     rough = ModelHere(msgspec.structs.replace(MODEL, low_tok_s=20.0, limit_tok_s=None), {"model": "another"})
-    assert bars(rough) == [("predicted", "40.0 tok/s", "rough")]
+    assert bars(rough) == [("predicted", "≈40 tok/s", "rough")]
 
 
 def test_what_would_help_is_named(facts: Facts) -> None:
@@ -152,7 +153,11 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     noisy = msgspec.structs.replace(one, disturbed=True)
     products = {"Q4_K": one, "Q8_0": noisy, "Q5_0": one}  # the last: of another model
     found = kernel_chart("AVX2", products, Peak(12e9, (0,), at_least=True), model)
-    assert [bar.note for bar in found.bars] == ["1.00× llama.cpp · 626 MB"]
+    assert [bar.note for bar in found.bars] == ["≈1.00× llama.cpp · 626 MB"]
+    engine = EngineInfo(version="1", kernels="AVX2", features=("AVX2",))
+    assert "cpuchat Q4_K 626 MB: 14 of 50 GB/s, ≈1.00× llama.cpp" in kernels_used(
+        model, engine, products
+    )  # as `why` says
     assert found.foot[0] == "╎ 12 GB/s read bandwidth, at least"
     assert found.foot[1].startswith("Q8_0 not measured yet without other programs")
     alone = kernel_chart("AVX2", {"Q4_K": one}, Peak(12e9, (0,)), model)

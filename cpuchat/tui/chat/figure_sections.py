@@ -24,7 +24,6 @@ _SPACED = 38
 _DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
 _BY_POSITION = "by position"
 _REMARK_ROWS = 2
-_LIMITED = {"memory": "memory-bound", "compute": "compute-bound", "overhead": "overhead-bound"}
 _HINTED = {"prefill_tok_s": "prefill", "prefill_cached": "reused", "acceptance": "acceptance"}
 """Figures that a server does not report unless it is started with an option."""
 T = TypeVar("T")
@@ -166,7 +165,7 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
         drawn = frame.sentence(wrong, _REMARK_ROWS, "limit")
         return drawn if len(drawn) == _REMARK_ROWS else [source, *drawn]
     is_estimated = now.peak.value is not None and now.peak.value.estimated
-    limit = "peak estimated: F12, m" if is_estimated and not now.fits_cache else _LIMITED.get(now.limit, "")
+    limit = "peak estimated: F12, m" if is_estimated and not now.fits_cache else "memory-bound" if now.limit else ""
     return [source, [frame.text("label", fit(limit, frame.width))]]
 
 

@@ -165,7 +165,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._conversation = services.conversation
         self._change: PlacementChange | None = None
         self._measuring = ""  # how far a measurement is
-        self._beside = ""  # what runs beside it
         self._result = ""  # of the last one
         self._seen: object = None  # of what was measured
         self._is_looking = False
@@ -254,7 +253,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         counting = self._services.settings.hardware.counters
         self.now = dataclasses.replace(
             self.now, model=model, loading=self._load_progress, engine=engine, counting=counting, placement=None,
-            placed=False, cpu_module="",
+            placed=False,
         )  # fmt: skip
         if self.facts is None or not self.has_widgets:
             return
@@ -346,7 +345,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
         cores = machine.core_chart(facts.topology, now, self._past if n_rows > 1 else ()) if has_room else None
         self.query_one("#cores", Bars).show(cores, n_rows)
-        told = (self._measuring and self._measuring + self._beside) or self._result
+        told = self._measuring or self._result
         self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
         self.query_one("#kernels", Bars).show(now.kernels if now.kernels is not None and now.kernels.bars else None)
         of_model, of_machine = machine.rows(facts, now)
@@ -366,7 +365,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     @work(exclusive=True, group="words")
     async def _read_words(self) -> None:
         """Read what is known of the model, of passes, CPU modules and kernels on the cores of the settings."""
-        settings, in_effect, model, on = self._services.settings, self._conversation.in_effect, self._model, self._on
+        settings, model, on = self._services.settings, self._model, self._on
         engine, known = self._conversation.backend.engine, self.facts and self.facts.peaks.all_cores
 
         def kernels() -> machine.Chart:
@@ -376,15 +375,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         passes, used, here = await run_in_daemon_thread(
             lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_model())
         )
-        module = machine.cpu_module(settings, in_effect, engine)
-        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used, here=here)
+        self.now = dataclasses.replace(self.now, passes=passes, kernels=used, here=here)
         self._show()
 
     def _read_model(self) -> machine.ModelHere | None:
-        """Return what the model that is or will be loaded, else the one used last, does here; of neither, what one of
-        usual size would. Blocks."""
-        from cpuchat.models.machine import this_machine
-
+        """Return what the model that is or will be loaded, else the one used last, does here. Blocks."""
         services, loaded, wanted = self._services, self._model, self._services.session.source
         with contextlib.suppress(CpuchatError):
             path = Path(loaded.path) if loaded is not None else wanted if isinstance(wanted, Path) else None
@@ -392,7 +387,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
                 path = services.library.resolve(last)
             if path is not None:
                 return machine.model_here(path, services.settings, services.library, loaded)
-            return machine.usual_model_here(this_machine(services.settings, root=self.reader.root))
         return None
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
@@ -485,7 +479,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self.notify("The configured cores cannot be used. Choose a placement below.", severity="warning")
         else:
             self._measuring, self._stopped, self._result = "measuring…", False, ""
-            self._beside = " · a lower bound: other programs run" if self.now.busy else ""
             self._services.session.measure(self._measure(self.facts, on), self._stop_measuring)
             self._show()
             self.query_one("#bandwidth").scroll_visible(animate=False)
