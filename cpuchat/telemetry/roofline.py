@@ -249,7 +249,7 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
 def _memory_ceilings(
     model: ModelInfo, now: Decoding, read: float, no_limit: str
 ) -> tuple[Metric[float], Metric[float]]:
-    """Return the ceilings without drafts, one and the same for a whole chat, and at the acceptance of the answer; `read`
+    """Return the ceilings without drafts, the same for a whole chat, and at the acceptance of the answer; `read` is
     in bytes per second."""
     if no_limit or model.work is None:
         return missing(no_limit), missing(no_limit)

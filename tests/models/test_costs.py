@@ -137,7 +137,7 @@ def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None
     usage.answered(model, msgspec.structs.replace(timings, predicted_ms=1.3 * timings.predicted_ms))
     after = predict(header, LoadOptions(), this_machine(settings))
     assert before.tok_s / after.tok_s == pytest.approx(1.3, rel=0.2)
-    assert "by passes of its own" in after.basis and "of its own" not in before.basis
+    assert "by its own passes" in after.basis and "its own" not in before.basis
     local = LocalModel(path=small, name="s", source="folder", quantization="Q8_0", size=header.file_size)
     machine = this_machine(settings)
     other = msgspec.structs.replace(local, path=small.with_name("other.gguf"))
