@@ -151,7 +151,7 @@ def large(frame: Frame) -> list[Line]:
     return rows
 
 
-_MINUTE = 120  # samples of Figures.history, two per second
+_SPANS = 30, 60, 120  # samples of Figures.history, two per second: the chart covers the shortest that holds them
 
 
 def timeline(frame: Frame, rows: int) -> list[Line]:
@@ -175,7 +175,8 @@ def timeline(frame: Frame, rows: int) -> list[Line]:
 @functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
 def _curve(history: tuple[float, ...], width: int, rows: int, top: float) -> list[str]:
     has_room = history and rows > 0
-    return braille(over_time(history, _MINUTE, 2 * width), width, rows, top) if has_room else [""] * rows
+    span = next((one for one in _SPANS if len(history) <= one), _SPANS[-1])
+    return braille(over_time(history, span, 2 * width), width, rows, top) if has_room else [""] * rows
 
 
 def shape(frame: Frame, rows: int) -> list[Line]:
@@ -274,9 +275,11 @@ def _cores(frame: Frame) -> Line:
 
 
 def _answer(frame: Frame) -> Line:
-    """Draw the average of an answer that is being written, beside its speed now."""
-    rate = frame.figures.decode_tok_s.value
-    return [] if rate is None or frame.settled else _labelled(frame, "answer", units.rate(rate), " tok/s")
+    """Draw the average of an answer that is being written, beside its speed now; of one that is done, its tokens."""
+    rate, n_written = frame.figures.decode_tok_s.value, frame.figures.predicted_n
+    if frame.settled:
+        return _labelled(frame, "written", f"{n_written:,}", " tokens") if n_written else []
+    return [] if rate is None else _labelled(frame, "answer", units.rate(rate), " tok/s")
 
 
 _SPACED = 30  # rows from which on an empty one follows each figure
@@ -286,7 +289,7 @@ def brief(frame: Frame) -> list[Line]:
     """Draw the figure that matters now, its timeline, which takes what is left, and up to six more figures, each in its
     place in every phase."""
     gap: list[Line] = [[]] if frame.height >= _SPACED else []
-    below = [_answer(frame), _first(frame), _drafts(frame), _memory(frame), _context(frame), _cores(frame)]
+    below = [_answer(frame), _first(frame), _memory(frame), _context(frame), _drafts(frame), _cores(frame)]
     below = [line for row in below for line in (row, *gap)]
     tall, head = frame.height >= TALL, large(frame)
     n_rows = max(frame.height - len(head) - len(below) - 1, 3) if tall else 3

@@ -127,7 +127,11 @@ def test_a_speed_now_is_told_from_that_of_the_answer() -> None:
     timings = msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING)
     meter.observe(msgspec.structs.replace(FINISHED, timings=timings), 9.0)
     rows = "\n".join(drawn("brief", meter))
-    assert "answer" not in rows and f"drafts    {100 * (meter.figures().drafting.acceptance.value or 0):.0f} %" in rows
+    assert (
+        "answer " not in rows
+        and "written " in rows
+        and f"drafts    {100 * (meter.figures().drafting.acceptance.value or 0):.0f} %" in rows
+    )
 
 
 def test_an_audience_sees_what_is_known_of_an_answer_of_one_token() -> None:
@@ -235,9 +239,9 @@ def test_the_picture_in_the_docs_is_what_the_panel_draws() -> None:
         4: "the limit of plain decoding, which drafts may pass",
         9: "average of the answer",
         10: "from the request to the first token",
-        11: "share of drafted tokens that were accepted, and the drafter",
-        12: "share of the read bandwidth; ╎ is its peak",
-        13: "tokens in the context, and its size",
+        11: "share of the read bandwidth; ╎ is its peak",
+        12: "tokens in the context, and its size",
+        13: "share of drafted tokens that were accepted, and the drafter",
     }
     meter = meter_after(*LOADED, *READING, *writing(60), drafted(DRAFTING))
     panel = [f"{row:<27}" for row in drawn("brief", meter, (TALL + 2, 27))[: TALL + 1]]
