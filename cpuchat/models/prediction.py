@@ -231,8 +231,7 @@ def _judged(
     own_cost = PassCost(factor * cost.fixed, factor * cost.read, factor * cost.compute)
     rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes) / factor)
     is_cached = work.weight_bytes <= machine.cache_bytes
-    source = "from L3" if is_cached else machine.source
-    source += ", by its own passes" if abs(factor - 1) > _MUCH else ""
+    source = ("from L3" if is_cached else machine.source) + ", by its own passes" * (abs(factor - 1) > _MUCH)
     basis = f"{rate} GB/s ({source}) ÷ {units.size(found.bytes_per_token)} per token; "
     basis += units.takes("memory", cost.read / cost.seconds)  # the first ÷ the second × this is the speed
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"

@@ -295,11 +295,11 @@ def speed_chart(now: Now) -> Chart | None:
     rate = figures.decode_tok_s.value if figures is not None else None
     if figures is not None and rate and rate != here.plain:
         note = of_limit(rate)
-        if figures.drafting.counts.draft_n:
+        if figures.cores_share is not None:  # then it tells of other programs, not of drafts or the limit
+            note = f"cores {100 * figures.cores_share:.0f} % yours"
+        elif figures.drafting.counts.draft_n:
             note = f"{units.factor(rate / here.plain)} by drafts" if here.plain else "with drafts"
-        shared = "" if figures.cores_share is None else f"cores {100 * figures.cores_share:.0f} % yours"
-        name = "last answer" if figures.phase == "done" else "this answer"
-        bars.append(Bar(name, rate, ", ".join(filter(None, (note, shared)))))
+        bars.append(Bar("last answer" if figures.phase == "done" else "this answer", rate, note))
     elif not rate and here.drafted and here.plain:
         bars.append(Bar("with drafts", here.drafted, f"{units.factor(here.drafted / here.plain)} by drafts"))
     if figures is not None and (live := figures.live_tok_s.value):
@@ -449,13 +449,13 @@ def kernel_chart(
         bars.append(Bar(kind, used, " · ".join((ratio, *sizes))))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
     foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None and bars else []
-    again = "not measured yet without other programs; a load on idle cores does it"
-    foot += [f"{', '.join(noisy)} {again}"] if noisy else []
+    foot += (
+        [f"{', '.join(noisy)} not measured yet without other programs; a load on idle cores does it"] if noisy else []
+    )
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
-        none = "no type of weights measured yet, a load measures those of its model"
-        foot = [f"{kernels}: {foot[-1] if noisy else none}"]
+        foot = [f"{kernels}: {foot[-1] if noisy else 'nothing measured yet, a load measures the types of its model'}"]
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
 
 

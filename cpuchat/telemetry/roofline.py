@@ -15,8 +15,6 @@ from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
 
-Limit = Literal["memory", ""]
-
 OFF = 1.05
 """Share of the measured peak above which one of the two figures must be wrong."""
 OTHER_LOAD, IN_CACHE = 1.3, 0.5
@@ -92,7 +90,7 @@ class Roofline:
     ceiling_plain: Metric[float] = _NO_FIGURE
     ceiling_accepted: Metric[float] = _NO_FIGURE
     bytes_per_pass: Metric[float] = _NO_FIGURE
-    limit: Limit = ""
+    limit: Literal["memory", ""] = ""
     watts: Metric[float] = _NO_FIGURE
     joules_per_token: Metric[float] = _NO_FIGURE
     fits_cache: bool = False

@@ -63,8 +63,7 @@ _OTHER_ROWS, _MAX_ROWS = 36, 8  # that all but the cores take, and the most that
 _MAX_PAST = 400  # seconds of it, two for each column
 _PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
-_FIRST, _HOLD = 3, 10  # samples after which other programs are named first, and anew
-_MUCH = 0.2  # of a CPU of the model: what others take from which on they are named
+_FIRST, _HOLD, _MUCH = 3, 10, 0.2  # samples until programs are named, and anew; what they take of a CPU of the model
 
 
 class MachineReader:
@@ -76,8 +75,7 @@ class MachineReader:
         self._busy.shares()  # since when the first are told
         self._programs.own_ticks()
         self._programs.names()
-        self._others = tuple[str, ...]()
-        self._taken, self._wait = list[Mapping[int, CpuUse]](), _FIRST
+        self._others, self._taken, self._wait = tuple[str, ...](), list[Mapping[int, CpuUse]](), _FIRST
 
     def facts(self, spec: PlacementSpec, loaded: Computing | None = None) -> DiagnosticFacts:
         """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried. The bandwidth is
