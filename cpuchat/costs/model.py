@@ -96,6 +96,10 @@ def parts(
     return found
 
 
+N_PAST = 650
+"""Tokens in the context for which speeds and limits are given: the middle of an answer of 300 tokens, after 500."""
+
+
 def bytes_read(work: ModelWork, n_tokens: float, n_past: float = 0, *, sequences: int = 1) -> float:
     """Return the bytes that a pass reads."""
     return sum(part.nbytes for part in parts(work, n_tokens, n_past, sequences=sequences))

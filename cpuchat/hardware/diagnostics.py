@@ -44,7 +44,7 @@ class DiagnosticFacts:
     `clock` is that of the cores of `placement`, `free_on` the memory available by node, of several.
     `placement` is what the settings mean here, None where they cannot be applied, as `problems` say by field;
     `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute,
-    `others` are the programs that compute most now.
+    `others` are the programs that compute most.
     `engine_error` is why there is no engine."""
 
     topology: Topology
@@ -197,7 +197,7 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
         evidence = f"load average {facts.load:.1f} over the last minute, {n} cores"
         if facts.load > n / 2:
             level: Level = "warning" if facts.load > n else "advice"
-            who = f"Stop {', '.join(facts.others)}" if facts.others else "Find them with top; stop them"
+            who = f"Stop {' and '.join(facts.others)}" if facts.others else "Find them with top; stop them"
             yield Finding(level, LOADED, evidence, f"{who} or wait.")
         else:
             yield Finding("ok", "other load", evidence)

@@ -6,17 +6,19 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
+from time import monotonic
 
 from cpuchat.base.text import clean_line
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import ROOT, read_text
 
 _KILOBYTES = re.compile(r"^(\w+): +([0-9]{1,15}) kB$", re.MULTILINE)
-_TICKS, _FEW_TICKS = (11, 12), 5  # of these fields utime and stime, in 10 ms; less is nothing
+_TICKS, _TICKS_PER_SECOND = (11, 12), os.sysconf("SC_CLK_TCK")  # of these fields utime and stime
+_LITTLE = 0.2  # of a core: less delays nobody
 _KERNEL_THREADS = 2  # the parent of all of them, which nobody can stop
 _PROCESSOR = 36  # of the fields of /proc/PID/stat behind the name (proc_pid_stat(5): field 39)
 
@@ -53,24 +55,66 @@ def thread_cpus(pid: int, thread_ids: Iterable[int], root: Path = ROOT) -> tuple
 
 
 class BusyPrograms:
-    """Follows which other programs compute. `root` replaces `/` in tests."""
+    """Follows which programs compute, and how much of each CPU this program and its children have. `root` replaces `/`
+    in tests."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
         self._last: dict[int, int] = {}  # ticks of CPU time of each process
+        self._own: dict[str, int] = {}  # of each thread of this program
+        self._at = monotonic()
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of up to three that computed most since the last call; none at first."""
-        last, self._last, spent = self._last, {}, Counter[str]()
+        """Return the two other programs that computed most since the last call, with their busiest process:
+        `cc1 (PID 71 and 3 more, 180 % of a core)`; none at first."""
+        last, before, self._at = self._last, self._at, monotonic()
+        ticks = max(self._at - before, 0.01) * _TICKS_PER_SECOND
+        spent, found = dict[str, Counter[int]](), self._processes()
+        own = _family(found)
+        for pid, (name, parent, used) in found.items():
+            more = used - last.get(pid, 0)  # one that is new has begun since then
+            if last and more > 0 and pid not in own and parent != _KERNEL_THREADS:
+                spent.setdefault(name, Counter())[pid] = more
+        self._last = {pid: used for pid, (_, _, used) in found.items()}
+        words = list[str]()
+        for name, of in sorted(spent.items(), key=lambda one: -one[1].total())[:2]:
+            more = f" and {len(of) - 1} more" if len(of) > 1 else ""
+            if of.total() >= _LITTLE * ticks:
+                words.append(
+                    f"{name} (PID {max(of, key=of.__getitem__)}{more}, {100 * of.total() / ticks:.0f} % of a core)"
+                )
+        return tuple(words)
+
+    def own_ticks(self) -> Counter[int]:
+        """Return the ticks of CPU time that threads of this program and its children spent since the last call, by the
+        logical CPU that each ran on last; none at first."""
+        last, self._own, found = self._own, {}, Counter[int]()
+        for pid in _family(self._processes()):
+            for file in (self._root / f"proc/{pid}/task").glob("[0-9]*/stat"):
+                fields = read_text(file).rpartition(")")[2].split()
+                if len(fields) > _PROCESSOR:
+                    self._own[file.parent.name] = used = sum(int(fields[n]) for n in _TICKS)
+                    found[int(fields[_PROCESSOR])] += used - last.get(file.parent.name, 0)
+        return found if last else Counter()
+
+    def _processes(self) -> dict[int, tuple[str, int, int]]:
+        """Return the name, the parent and the ticks of CPU time of each process."""
+        found: dict[int, tuple[str, int, int]] = {}
         for file in (self._root / "proc").glob("[0-9]*/stat"):
             head, _, rest = read_text(file).rpartition(")")
             if len(fields := rest.split()) > _TICKS[1]:
-                pid, ticks = int(file.parent.name), sum(int(fields[n]) for n in _TICKS)
-                self._last[pid] = ticks
-                more, parent = ticks - last.get(pid, ticks), int(fields[1])
-                if more >= _FEW_TICKS and os.getpid() not in (pid, parent) and parent != _KERNEL_THREADS:
-                    spent[clean_line(head.partition("(")[2])] += more
-        return tuple(name for name, _ in spent.most_common(3))
+                used = sum(int(fields[n]) for n in _TICKS)
+                found[int(file.parent.name)] = clean_line(head.partition("(")[2]), int(fields[1]), used
+        return found
+
+
+def _family(processes: Mapping[int, tuple[str, int, int]]) -> set[int]:
+    """Return this process and all of its descendants."""
+    found, size = {os.getpid()}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {pid for pid, (_, parent, _) in processes.items() if parent in found}
+    return found
 
 
 def memory_pages(pid: int, root: Path = ROOT) -> MemoryPages | None:

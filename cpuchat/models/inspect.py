@@ -63,7 +63,7 @@ class Inspection(ModelData, frozen=True):
     """The description of a model by its `header`.
 
     `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
-    pass reads with an empty context, `token_bytes` what one behind `traffic.N_PAST` tokens reads, by part; `tables` are
+    pass reads with an empty context, `token_bytes` what one behind `N_PAST` tokens reads, by part; `tables` are
     read one row at a time; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a sliding
     window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the largest
     number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `head`: the

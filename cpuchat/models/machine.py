@@ -16,7 +16,7 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
-from cpuchat.costs.model import CostProfile, compute_ceiling, scaled
+from cpuchat.costs.model import N_PAST, CostProfile, compute_ceiling, scaled
 from cpuchat.costs.usual import cpu_of, usual, usual_profile
 from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.numa.mempolicy import Policy
@@ -33,7 +33,6 @@ from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_m
 from cpuchat.models.gguf.header import model_size, read_model
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import check_supported, scalar_types
-from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.roofline import Reach

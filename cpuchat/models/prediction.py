@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.costs.model import ALIKE, PassCost, bytes_read, pass_cost
+from cpuchat.costs.model import ALIKE, N_PAST, PassCost, bytes_read, pass_cost
 from cpuchat.models.fit import (
     PROCESS_BYTES,
     MemoryNeed,
@@ -27,7 +27,7 @@ from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.support import scalar_type_of, why_slow
-from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
+from cpuchat.models.traffic import main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry import units
@@ -229,13 +229,11 @@ def _judged(
         return msgspec.structs.replace(found, basis=TOO_LARGE if found.verdict == "too large" else why_not)
     cost = pass_cost(machine.profile, work, 1, n_past)
     own_cost = PassCost(factor * cost.fixed, factor * cost.read, factor * cost.compute)
-    rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
-    own = f"; × {1 / factor:.2f} by passes of its own" if abs(factor - 1) > _MUCH else ""
+    rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes) / factor)
     is_cached = work.weight_bytes <= machine.cache_bytes
-    basis = (
-        f"{rate} GB/s ({'from L3' if is_cached else machine.source}) ÷ {units.size(found.bytes_per_token)} per token; "
-    )
-    basis += units.takes(cost.limit, cost.limit_share) + own
+    source = ("from L3" if is_cached else machine.source) + ", by its own passes" * (abs(factor - 1) > _MUCH)
+    basis = f"{rate} GB/s ({source}) ÷ {units.size(found.bytes_per_token)} per token; "
+    basis += units.takes("memory", cost.read / cost.seconds)  # the first ÷ the second × this is the speed
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
     reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
     limit = reads / found.bytes_per_token if not is_cached else None

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base.decoding import prepared
-from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
+from cpuchat.costs.model import ALIKE, BITS, N_PAST, by_type, bytes_read
 from cpuchat.models import fit
 from cpuchat.models.engine_version import NO_FLASH_ATTENTION
 from cpuchat.models.file_names import without_prefix
@@ -42,10 +42,6 @@ _DEFAULTS = EngineOptions()
 def bytes_per_token(header: GGUFHeader) -> float:
     """Return the bytes that a plain pass reads with an empty context."""
     return bytes_read(model_work(header), 1)
-
-
-N_PAST = 650
-"""Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 
 
 def model_work(

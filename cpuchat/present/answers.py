@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,8 +27,7 @@ from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import WhenFull
-    from cpuchat.telemetry.meter import ChatFigures
-from cpuchat.telemetry.roofline import Roofline
+    from cpuchat.telemetry.roofline import Roofline
 
 _CHANGED = {
     "system": ("the system prompt changed", "system prompt changed"),
@@ -228,19 +227,6 @@ def _cores(timings: Timings) -> str:
     return "" if share is None else f"cores {100 * share:.0f} % yours · other programs have the rest"
 
 
-WITH_DRAFTS: Final = "limit with drafts"
-
-
-def limit_of(figures: ChatFigures) -> tuple[str, float]:
-    """Return the limit that an answer stands against, by name, in tok/s (0: unknown, or the weights fit in L3)."""
-    now, drafting = figures.roofline, figures.drafting
-    plain, accepted = now.ceiling_plain.value or 0.0, now.ceiling_accepted.value or 0.0
-    drafts = accepted and (drafting.off is None or (figures.tok_s.value or 0.0) > plain)
-    memory = (WITH_DRAFTS, accepted) if drafts else ("limit without drafts", plain)
-    compute = now.ceiling_compute.value or 0.0
-    return ("limit by compute", compute) if 0 < compute < memory[1] else memory
-
-
 def _speed_up(timings: Timings) -> str:
     """`1.64× vs plain`, with ≈ where one answer does not tell which is faster."""
     if timings.speed_up is None:
@@ -329,7 +315,6 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
         "ceilings": {
             "no_draft": roofline.ceiling_plain.value,
             "this_acceptance": roofline.ceiling_accepted.value,
-            "compute": roofline.ceiling_compute.value,
         },
         "limit": roofline.limit or None,
         "note": roofline.off or (roofline.utilization.why if roofline.estimate.value is not None else ""),

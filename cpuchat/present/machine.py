@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.measure.difference import compare
 from cpuchat.models.ollama import ollama_name
-from cpuchat.present.answers import WITH_DRAFTS, kept_states, limit_of
+from cpuchat.present.answers import kept_states
 from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, ModelInfo
 from cpuchat.telemetry import units
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from cpuchat.measure.peak import ReadBandwidth
     from cpuchat.models.kernels import MeasuredProducts
     from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
     from cpuchat.telemetry.meter import ChatFigures
@@ -41,8 +40,14 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """(label, text)"""
 
-_PASSES_NOT_MEASURED = "not measured: speeds are rough · `cpuchat probe` or an idle app does it, m only the bandwidth"
-_COUNTERS_OFF = "counters are off in the settings (F2)"
+
+class CpuUse(NamedTuple):
+    """For which share of the last second a logical CPU was busy, and with threads of this program (0-1); its clock in
+    kHz (0: unknown)."""
+
+    busy: float = 0.0
+    own: float = 0.0
+    khz: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,22 +55,20 @@ class Now:
     """The state that changes while the hardware screen is open. None and "" are "unknown", or being read.
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
-    are on in the settings. `passes` as of `passes_measured`. `cores`: for which share of the last second each logical
-    CPU was busy, its clock in kHz (0: unknown); `busy` are those of other programs, `working` those of an answer.
-    `answered`: the running or last answer; `traffic` in bytes per second, and what counts it; `here` is the loaded
-    model, else the last one; `measuring` the bandwidth."""
+    are on in the settings. `passes` as of `passes_measured`. Other programs keep the CPUs `busy`, this one those that
+    are `working`. `answered`: the running or last answer; `traffic` in bytes per second, and what counts it; `here` is
+    the loaded model, else the last one; `loading`: how far a load is, "" without one; `measuring` the bandwidth."""
 
     model: ModelInfo | None = None
-    loading: bool = False
+    loading: str = ""
     engine: EngineInfo | None = None
     placement: Residency | None = None
     placed: bool = False
     sample: MachineSample | None = None
     counting: bool = True
     passes: str = ""
-    cpu_module: str = ""
     kernels: Chart | None = None
-    cores: Mapping[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    cores: Mapping[int, CpuUse] = field(default_factory=dict[int, "CpuUse"])
     busy: frozenset[int] = frozenset()
     working: frozenset[int] = frozenset()
     answered: ChatFigures | None = None
@@ -98,10 +101,11 @@ def rows(facts: DiagnosticFacts, now: Now) -> tuple[list[Row], list[Row]]:
     refused = engine.policy_refused if engine is not None else ""
     policy = f"{policy} · requested policy rejected: {refused}" if refused else policy if many_nodes else ""
     of_model = [
-        *((name, text) for name, text in here.items() if name not in ("model", "limit", "missing")),
+        ("predicted", "" if now.here is None or now.here.plain else here.get("speed", "")),
+        ("needs", here.get("needs", "")),
         ("weights", _weights(now) if many_nodes else ""),
         ("kernels", "" if now.kernels is None or now.kernels.bars else now.kernels.foot[-1].removeprefix("kernels ")),
-        ("CPU module", now.cpu_module),
+        ("CPU module", module_words(engine) if engine is not None and engine.module else ""),
         ("saved KV", kept_states(model)),
         ("passes", now.passes),
     ]
@@ -216,19 +220,13 @@ def nodes_words(topology: Topology, free: Mapping[int, int]) -> str:
 
 @dataclass(frozen=True)
 class ModelHere:
-    """A model on this machine: what is predicted, in `rows` with the rest, and tok/s of its last chat (0: unknown)."""
+    """A model on this machine: what is predicted, in `rows` with the rest, and tok/s of its last chat without and with
+    drafts (0: unknown)."""
 
     predicted: Prediction
     rows: Mapping[str, str]
-    measured: float = 0.0
-
-
-def usual_model_here(machine: Machine) -> ModelHere:
-    """Return how fast a model of usual size is predicted to be."""
-    from cpuchat.present.chats import predicted_4b
-
-    found = predicted_4b(machine)
-    return ModelHere(found, {"model": "a 4B model in Q4_K_M", **dict(speed_rows(found, machine))})
+    plain: float = 0.0
+    drafted: float = 0.0
 
 
 def model_here(path: Path, settings: Settings, library: Library, loaded: ModelInfo | None = None) -> ModelHere | None:
@@ -246,84 +244,84 @@ def model_here(path: Path, settings: Settings, library: Library, loaded: ModelIn
         used = usage_of(usages(), model_files(path))
     except (CpuchatError, OSError):
         return None
+    speed, *limit = speed_rows(found, tuned.of(path))
     measured = measured_speed(used.plain_tok_s, used.drafted_tok_s)
-    (label, predicted), *limit = speed_rows(found, tuned.of(path))
-    about = {"model": f"{ollama_name(path) or header.name} {header.quantization}", label: measured}
-    about |= {"predicted" if measured else label: predicted, **dict(limit)}
     needs = found.explained
     if loaded is not None:  # the memory that is free is shown without it then
         needs = f"{fit.gigabytes(found.needed)} GB, loaded · {found.need.breakdown(found.draft_need)}"
-    about |= {"missing": missing(found, used.plain_tok_s), "needs": needs}
+    about = {"model": f"{ollama_name(path) or header.name} {header.quantization}", "speed": measured or speed[1]}
+    about |= {**dict(limit), "per token": token_time(found, used.plain_tok_s), "needs": needs}
     told = {label: clean_line(text) for label, text in about.items() if text}
-    return ModelHere(found, told, max(used.plain_tok_s, used.drafted_tok_s))
+    return ModelHere(found, told, used.plain_tok_s, used.drafted_tok_s)
 
 
-def missing(found: Prediction, measured: float) -> str:
-    """Return what keeps a model from its limit: of the time that a token takes without drafts, as measured (0: as
-    predicted), reading at the peak is the limit; what computing adds is predicted.
+def token_time(found: Prediction, measured: float) -> str:
+    """Return what a token without drafts spends its time on, as measured (0: as predicted): reading at the peak, which
+    is the limit, and by the cost model what computing and layers add; "" where the peak is an estimate.
 
-    `26 %: a token takes 25.0 ms, 18.5 reading, 4.4 computing, 1.0 between layers, 1.1 unexplained`."""
+    `25.0 ms = 18.5 reading + 4.4 computing + 1.0 between layers + 1.1 unexplained`."""
     rate = measured or found.tok_s
     if found.limit_tok_s is None or found.cost is None or not rate or found.low_tok_s != found.tok_s:
         return ""
-    takes, reading = 1e3 / rate, 1e3 / found.limit_tok_s
+    digits = 1 if rate <= _FAST else 2
+    takes, reading = round(1e3 / rate, digits), round(1e3 / found.limit_tok_s, digits)
     rest = max(takes - reading, 0.0)
-    computing = min(1e3 * found.cost.compute, rest)
-    layers = min(1e3 * found.cost.fixed, rest - computing)
-    parts = {"reading": reading, "computing": computing, "between layers": layers}
-    parts["unexplained, such as other programs: `cpuchat why`"] = rest - computing - layers
-    words = [f"{ms:.1f} {what}" for what, ms in parts.items() if ms >= _TOLD * takes]
-    if len(words) < 2:
-        return "nothing: only drafts, fewer bits or more bandwidth make it faster"
-    return f"{100 * rest / takes:.0f} %: a token takes {takes:.1f} ms, {', '.join(words)}"
+    computing = min(round(1e3 * found.cost.compute, digits), rest)
+    layers = min(round(1e3 * found.cost.fixed, digits), rest - computing)
+    more = {"computing": computing, "between layers": layers, "unexplained": rest - computing - layers}
+    words = [f"{ms:.{digits}f} {what}" for what, ms in more.items() if ms >= 10**-digits / 2]
+    if not words:
+        return f"{takes:.{digits}f} ms, all of it reading: only drafts, fewer bits or more bandwidth help"
+    return f"{takes:.{digits}f} ms = {reading:.{digits}f} reading + {' + '.join(words)}"
 
 
-_TOLD = 0.02
-"""Share of a token's time from which a part of it is told."""
+_FAST = 200  # tok/s from which on hundredths of a millisecond matter
 
 
 def speed_chart(now: Now) -> Chart | None:
-    """Return how fast the model is, against the limit that memory sets; None where nothing is known."""
+    """Return how fast the model is, without drafts as measured, else as predicted, the running or last answer, and now,
+    against the limit that memory sets; None where nothing is known."""
     if (here := now.here) is None:
         return None
-    answered, found, bars = now.answered, here.predicted, list[Bar]()
-    name, most = limit_of(answered) if answered is not None else ("", 0.0)
-    drafted = "without drafts" if name == WITH_DRAFTS else ""  # such an answer stands against what drafts can reach
-    foot = [f"╎ {name} {units.rate(most)} tok/s, at the acceptance of this answer"]
-    if not drafted:
-        most = found.limit_tok_s or 0.0
-        foot = [f"╎ limit {here.rows['limit']}" if most else here.rows["limit"]] if "limit" in here.rows else []
+    figures, found, limit, bars = now.answered, here.predicted, here.predicted.limit_tok_s or 0.0, list[Bar]()
 
     def of_limit(rate: float) -> str:
-        return "" if not most else f"{100 * rate / most:.0f} % of the limit" if rate <= OFF * most else "with drafts"
+        return f"{100 * rate / limit:.0f} % of the limit" if limit else ""
 
-    if answered is not None and (rate := answered.tok_s.value):
-        bars.append(Bar("last answer" if answered.phase == "done" else "this answer", rate, of_limit(rate), now=True))
-    elif here.measured:
-        bars.append(Bar("last chat", here.measured, of_limit(here.measured)))
-    if found.tok_s:
-        is_shared = now.busy or (answered is not None and answered.cores_share is not None)
-        note = "rough" if found.is_rough else drafted or of_limit(found.tok_s)
-        note = ", ".join(filter(None, (note, "with free cores" if is_shared else "")))
-        bars.append(Bar("predicted", found.tok_s, note, found.is_rough))
-    state = "" if now.model is not None else ", loading" if now.loading else ", not loaded"
-    scale = max([most, *(one.rate for one in bars)])
-    return Chart(f"speed of {here.rows['model']}{state}", bars, scale, most, foot, unit="tok/s") if bars else None
+    if here.plain:
+        bars.append(Bar("plain", here.plain, of_limit(here.plain)))
+    elif found.tok_s:
+        bars.append(Bar("predicted", found.tok_s, "rough" if found.is_rough else of_limit(found.tok_s), True))
+    rate = figures.decode_tok_s.value if figures is not None else None
+    if figures is not None and rate and rate != here.plain:
+        note = of_limit(rate)
+        if figures.cores_share is not None:  # then it tells of other programs, not of drafts or the limit
+            note = f"cores {100 * figures.cores_share:.0f} % yours"
+        elif figures.drafting.counts.draft_n:
+            note = f"{units.factor(rate / here.plain)} by drafts" if here.plain else "with drafts"
+        bars.append(Bar("last answer" if figures.phase == "done" else "this answer", rate, note))
+    elif not rate and here.drafted and here.plain:
+        bars.append(Bar("with drafts", here.drafted, f"{units.factor(here.drafted / here.plain)} by drafts"))
+    if figures is not None and (live := figures.live_tok_s.value):
+        bars.append(Bar("now", live, now=True))
+    foot = [f"╎ limit {here.rows['limit']}" if limit else here.rows["limit"]] if "limit" in here.rows else []
+    state = "" if now.model is not None else f", {now.loading or 'not loaded'}"
+    scale = max([limit, *(one.rate for one in bars)])
+    return Chart(f"speed of {here.rows['model']}{state}", bars, scale, limit, foot, unit="tok/s") if bars else None
 
 
 def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:
-    """Return what the model lacks to its limit, and what would help, the most first."""
+    """Return what a token spends its time on, and what would help, the most first."""
     from cpuchat.hardware.diagnostics import LOADED, UNDISTURBED, UNMEASURED, UNVERIFIED, examine
 
-    found, lacks = list[str](), now.here.rows.get("missing", "") if now.here is not None else ""
-    named = ", ".join(facts.others) or "see top"
-    if now.answered is not None and (share := now.answered.cores_share) is not None:
-        found = [f"Stop other programs ({named}): cores {100 * share:.0f} % yours, they have the rest."]
-        lacks = lacks or f"{100 * (1 - share):.0f} % of the cores, which other programs had during this answer"
-    elif now.busy:
-        found = [f"Stop other programs ({named}): they keep {plural(len(now.busy), 'CPU')} busy."]
+    found, takes = list[str](), now.here.rows.get("per token", "") if now.here is not None else ""
+    share = now.answered.cores_share if now.answered is not None else None
+    if facts.others:
+        found = [f"Stop {' and '.join(facts.others)}."]
+    elif share is not None:
+        found = [f"Stop other programs (see top): they had {100 * (1 - share):.0f} % of the cores in this answer."]
     told = {UNVERIFIED, UNMEASURED, UNDISTURBED, LOADED if found else ""}
-    findings = [one for one in examine(facts, beside=now.model is not None) if one.level != "ok"]
+    findings = [one for one in examine(facts, beside=now.model is not None or bool(now.loading)) if one.level != "ok"]
     found += [f"{one.title}. {one.fix}" for one in findings if one.title not in told]
     if len(found) > max_rows:
         found[max_rows - 1 :] = [f"{found[max_rows - 1]} · {len(found) - max_rows} more: `cpuchat doctor`"]
@@ -332,7 +330,7 @@ def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:
     if not found and now.here is not None:
         found = ["No setting of this machine: fewer bits per weight, drafts, or memory with more bandwidth."]
     lines = [("" if number else "would help", text) for number, text in enumerate(found)]
-    return [("missing", lacks), *lines] if lacks else lines
+    return [("per token", takes), *lines] if takes else lines
 
 
 _R = TypeVar("_R", "Peak", "ReadBandwidth")
@@ -374,7 +372,8 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A rate: bytes per second of a set of cores, of a type of weights, or of the machine `now`; tokens per second; or
-    the share for which a core is busy, with `past` ones, oldest first. `note` says how it is known, or more of it."""
+    the share for which a core is busy, with `past` ones, oldest first, and with threads of this program (`own`). `note`
+    says how it is known, or more of it."""
 
     name: str
     rate: float
@@ -382,6 +381,7 @@ class Bar:
     estimated: bool = False
     now: bool = False
     past: tuple[float, ...] = ()
+    own: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -397,45 +397,76 @@ class Chart:
 
     def figure(self, bar: Bar) -> str:
         if self.unit == "%":
-            return f"{100 * bar.rate:>3.0f} %"
-        words = units.rate(bar.rate) if self.unit == "tok/s" else bandwidth(bar.rate)
-        return f"{words:>5} {self.unit}"
+            return f"{100 * bar.own:>3.0f} + {100 * (bar.rate - bar.own):>3.0f} %"
+        if self.unit == "GB/s":
+            return f"{bandwidth(bar.rate):>5} GB/s"
+        return f"{f'≈{units.about(bar.rate)}' if bar.estimated else units.rate(bar.rate):>5} tok/s"
 
 
 def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
-    """Return the read bandwidth with the traffic now, and how it is known, or what is `told` of a measurement."""
+    """Return the read bandwidth with the traffic now, how it is known, and what is `told` of a measurement."""
     bars, scale = bandwidth_bars(facts, now)
     whose = " of the model's cores" if now.model is not None and now.model.cpus else ""
-    foot = [told or how_known(facts, "press m")]
+    foot = [*([] if now.measuring else [how_known(facts, "press m")]), *([told] if told else [])]
     if (most := facts.theoretical) is not None:
         assumed = f"({most.channels} × {most.speed_mt} MT/s, assumed)"
         foot.insert(0, f"╎ {bandwidth(most.bytes_per_s)} GB/s theoretical peak {assumed}")
     return Chart(f"read bandwidth{whose}", bars, scale, most.bytes_per_s if most is not None else 0.0, foot)
 
 
+def measured_anew(before: Peak | None, after: Peak | None) -> str:
+    """Return what a measurement changed: `measured: 49 → 52 GB/s, undisturbed`."""
+    if after is None or (after.estimated and not after.least):
+        return ""
+    if after.estimated:
+        return f"measured {bandwidth(after.least)} GB/s beside other programs: the estimate stays"
+    was = f"{'≈' * before.estimated}{bandwidth(before.bytes_per_s)} → " if before is not None else ""
+    how = "at least: other programs ran" if after.at_least else "undisturbed"
+    return f"measured: {was}{bandwidth(after.bytes_per_s)} GB/s, {how}"
+
+
 def kernel_chart(
     instructions: str, products: Mapping[str, MeasuredProducts], known: Peak | None, model: ModelInfo | None = None
 ) -> Chart:
-    """Return how fast weights of each measured type are multiplied with one token, those of a model first, against the
-    `known` read bandwidth; and the `instructions` of cpuchat's kernels ("": llama.cpp's alone run)."""
-    sizes, peak = Counter[str](), known.bytes_per_s if known is not None else 0.0
+    """Return how fast weights of each type of a model (None: of each measured one) are multiplied with one token, the
+    most first, against the `known` read bandwidth; and the `instructions` of cpuchat's kernels ("": llama.cpp's alone
+    run). Types that were only measured beside other programs are named below."""
+    peak, target, draft = known.bytes_per_s if known is not None else 0.0, Counter[str](), Counter[str]()
     for part in multiplied(model):
-        sizes[part.type.upper()] += part.bytes
-    bars = list[Bar]()
-    for kind, one in sorted(products.items(), key=lambda item: (-sizes[item[0]], item[0])):
-        used, other, of = one.cpuchat.rate(1), one.llama_cpp.rate(1), "llama.cpp"
-        if not one.is_chosen:
-            used, other, of = other, used, "cpuchat"
-        ratio = f"{units.factor(used / other)} {of}" if not one.disturbed else "–"
-        bars.append(Bar(kind, used, f"{ratio}{f' · {size(sizes[kind])}' if sizes[kind] else ''}", one.disturbed))
+        target[part.type.upper()] += part.bytes
+    if model is not None and (work := model.draft_work) is not None:
+        for matrix in (*work.dense, *work.head, *work.experts):
+            draft[matrix.type.upper()] += round(matrix.nbytes)
+    bars, noisy, used_types = list[Bar](), list[str](), target | draft
+    for kind, one in sorted(products.items(), key=lambda item: (-target[item[0]], -draft[item[0]], item[0])):
+        if used_types and not used_types[kind]:
+            continue
+        if one.disturbed:
+            noisy.append(kind)
+            continue
+        used, ratio = _rate_of(one, one.is_chosen)
+        sizes = [f"{size(some[kind])}{whose}" for some, whose in ((target, ""), (draft, " draft")) if some[kind]]
+        bars.append(Bar(kind, used, " · ".join((ratio, *sizes))))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
-    foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None else []
-    foot += ["░ at least: not measured undisturbed"] if any(one.estimated for one in bars) else []
+    foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None and bars else []
+    foot += (
+        [f"{', '.join(noisy)} not measured yet without other programs; a load on idle cores does it"] if noisy else []
+    )
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
-        foot = [f"{kernels}: no type of weights measured yet, a load measures those of its model"]
+        foot = [f"{kernels}: {foot[-1] if noisy else 'nothing measured yet, a load measures the types of its model'}"]
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
+
+
+def _rate_of(found: MeasuredProducts, is_ours: bool) -> tuple[float, str]:
+    """Return at what rate weights are multiplied with one token by cpuchat's kernels or llama.cpp's, and the ratio to
+    the other ones: `1.92× llama.cpp`, with ≈ where what was measured does not tell which are faster."""
+    rates = found.cpuchat.rate(1), found.llama_cpp.rate(1)
+    used, other = rates if is_ours else rates[::-1]
+    told = compare([other], [used], asked=TYPES_TOLD)
+    about = "" if told.verdict in ("faster", "slower") else "≈"
+    return used, f"{about}{units.factor(told.ratio)} {'llama.cpp' if is_ours else 'cpuchat'}"
 
 
 def _how_sure(peak: Peak | None) -> str:
@@ -450,15 +481,15 @@ def multiplied(model: ModelInfo | None) -> list[BufferWeights]:
     return [one for one in weights if one.is_of_cpuchat or one.type not in ours]
 
 
-def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, tuple[float, int]]] = ()) -> Chart | None:
-    """Return how busy each core is and was in the `past`, as of `Now.cores`, with its clock; None before it is read."""
+def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, CpuUse]] = ()) -> Chart | None:
+    """Return how busy each core is and was in the `past`, as of `Now.cores`, by whom, and its clock; None before it is
+    read."""
     bars = list[Bar]()
     for core in topology.cores:
-        shares = [max(one.get(cpu, (0.0, 0))[0] for cpu in core.cpus) for one in (*past, now.cores)]
-        khz = max(now.cores.get(cpu, (0.0, 0))[1] for cpu in core.cpus)
-        clock = f"{khz / 1e6:.2f} GHz" if khz else ""
-        bars.append(Bar(f"core {core.index}", shares[-1], clock, now=True, past=tuple(shares)))
-    return Chart("cores, busy with all programs", bars, unit="%") if now.cores else None
+        *_, last = used = [max(one.get(cpu, CpuUse()) for cpu in core.cpus) for one in (*past, now.cores)]
+        clock, shares = f"{last.khz / 1e6:.2f} GHz" if last.khz else "", tuple(one.busy for one in used)
+        bars.append(Bar(f"core {core.index}", last.busy, clock, now=True, past=shares, own=last.own))
+    return Chart("cores, busy with cpuchat + other programs", bars, unit="%") if now.cores else None
 
 
 def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[Bar], float]:
@@ -500,22 +531,9 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     log = cost_log(settings, root)
     found = log.probe if log is not None else None
     if found is None:
-        return _PASSES_NOT_MEASURED
+        return "not measured: speeds are rough · `cpuchat probe` or an idle app does it, m only the bandwidth"
     date = time.strftime("%Y-%m-%d", time.localtime(found.at)) + f" ({ago(found.at, time.time())})"
     return f"{date} · {plural(len(found.subject.cores), 'core')} · {found.n} passes"
-
-
-def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:
-    """Return the CPU module in use and why; "" if unknown. `in_effect`: the settings, tuned."""
-    if engine is None or not engine.module:
-        return unused_module(settings, engine)
-    chosen = settings.engine.cpu_module
-    if chosen != in_effect.engine.cpu_module:
-        return f"{engine.module} · tuned for this model"
-    if chosen == engine.module:
-        return f"{engine.module} · set by engine.cpu_module"
-    others = [name for name in engine.modules if name != engine.module]
-    return f"{engine.module} · `cpuchat tune` times {' and '.join(others)}" if others else engine.module
 
 
 def unused_module(settings: Settings, engine: EngineInfo | None) -> str:
@@ -546,7 +564,7 @@ def _weights(now: Now) -> str:
 def _counted(now: Now) -> str:
     """Return the memory traffic and the power of the whole machine, each with its source or why it is not counted."""
     if (sample := now.sample) is None or not now.counting:
-        return "opening counters…" if now.counting else _COUNTERS_OFF
+        return "opening counters…" if now.counting else "counters are off in the settings (F2)"
     traffic, power = f"n/a: {sample.no_bandwidth or 'no counter'}", f"n/a: {sample.no_power or 'no sensor'}"
     if (found := sample.bandwidth) is not None:
         traffic = f"{bandwidth(found.total):>4} GB/s now, {found.source}, whole machine"
@@ -702,16 +720,13 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
         return kernel_words(engine)
     parts = list[str]()
     for one in multiplied(model):
-        kind, sides = one.type.upper(), ("cpuchat", "llama.cpp")
+        kind = one.type.upper()
         if kind not in TYPES:
             continue
-        used, other = sides if one.is_of_cpuchat else sides[::-1]
-        words = f"{used} {kind} {size(one.bytes)}"
+        words = f"{'cpuchat' if one.is_of_cpuchat else 'llama.cpp'} {kind} {size(one.bytes)}"
         if (found := products.get(kind)) is not None and not found.disturbed:
-            rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
             peak = f" of {'≈' * model.peak_estimated}{bandwidth(model.peak_read)}" if model.peak_read else ""
-            told = compare([rates[other]], [rates[used]], asked=TYPES_TOLD)
-            about = "" if told.verdict in ("faster", "slower") else "≈"
-            words += f": {bandwidth(rates[used])}{peak} GB/s, {about}{units.factor(told.ratio)} {other}"
+            used, ratio = _rate_of(found, one.is_of_cpuchat)
+            words += f": {bandwidth(used)}{peak} GB/s, {ratio}"
         parts.append(words)
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"

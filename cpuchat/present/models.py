@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line, cut
+from cpuchat.costs.model import N_PAST
 from cpuchat.models.catalog import PACE, CatalogModel
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.downloads.state import Download
@@ -29,7 +30,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, predict
 from cpuchat.models.quantize.types import TYPES, Forecast, QuantType, SpeedHere, speed_here
-from cpuchat.models.traffic import N_PAST, model_work
+from cpuchat.models.traffic import model_work
 from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import LoadOptions
@@ -322,7 +323,7 @@ def speed_rows(prediction: Prediction, machine: Machine) -> Rows:
     elif limit is not None:
         gbs, per_token = units.bandwidth(limit * prediction.bytes_per_token), units.size(prediction.bytes_per_token)
         about, more = "≈" * machine.estimated, " or more" * machine.at_least
-        shown = f"{about}{units.rate(limit)} tok/s{more} without drafts behind {N_PAST} tokens"
+        shown = f"{about}{units.rate(limit)} tok/s{more} without drafts"
         rows.append(("limit", f"{shown}: {about}{gbs} GB/s ÷ {per_token} per token"))
     return rows
 

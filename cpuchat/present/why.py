@@ -151,9 +151,10 @@ def wrapped(settings: Sequence[SettingProof], width: int) -> list[tuple[str, ...
 def about(facts: SettingFacts, environment: Environment) -> list[tuple[str, str]]:
     """Return the machine, the model and the engine's build, each with its label."""
     engine, peak = environment.engine, facts.peak
+    about = "≈" if peak is not None and peak.estimated else ""
     return [
         ("Machine", f"{environment.machine}, {units.size(environment.memory_bytes)}"),
-        *([("Bandwidth", f"{units.bandwidth(peak.bytes_per_s)} GB/s read, {peak.source}")] if peak else []),
+        *([("Bandwidth", f"{about}{units.bandwidth(peak.bytes_per_s)} GB/s read, {peak.source}")] if peak else []),
         ("Model", f"{facts.model.name} {facts.model.quantization}"),
         ("Engine", f"llama.cpp {engine.llama_commit}, {' '.join(engine.features)}"),
         ("Date", f"{environment.date}, cpuchat {environment.cpuchat}, Linux {environment.kernel}"),

@@ -31,17 +31,15 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
-from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings, cores_share
+from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings, cores_share
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
 from cpuchat.telemetry.roofline import (
-    MIN_PREFILL,
     Decoding,
     Evaluated,
     Reach,
     Roofline,
     SampleAverage,
-    has_costs,
     plain_rate,
     roofline,
     whole_answer,
@@ -51,6 +49,7 @@ _T = TypeVar("_T")
 AT_THE_END = "at the end"
 """Why a figure of a server is missing that it reports with the end of the answer."""
 _MIN_SECONDS = 0.5  # of prefill, before its speed is known
+_MIN_PREFILL = 64  # tokens of a prompt whose speed tells how long others take
 
 
 def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | None:
@@ -160,7 +159,7 @@ Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 _OF_AN_ANSWER = (PrefillProgress, TextDelta, SpeculationUpdate, GenerationFinished, ContextTrimmed)
 SAMPLE_MS = 500.0
 HISTORY_SECONDS = 60
-_LIVE_MS = 1000.0
+_LIVE_MS, _MIN_LIVE_MS = 1000.0, 100.0  # of a rate; in less time one pass with drafts would look like a speed
 _UPDATES = 5  # the worker tells four times a second what it evaluated
 
 
@@ -221,7 +220,6 @@ class Meter:
         self._asked = Speculation()  # of the running or the next answer
         self._reach = Reach()
         self._best_prefill: float | None = None  # tok/s since the model was loaded
-        self._is_alone = False  # of one of these prompts, which was long enough
         self._machine: MachineSample | None = None
         self._model: ModelInfo | None = None
         self._reported: set[str] = set()  # figures that the server did report, against `ModelInfo.unreported`
@@ -250,7 +248,6 @@ class Meter:
         self._figures: SpeculationFigures | None = None
         self._figures_at = (0, 0.0)  # tokens, and ms of decoding
         self._evaluated: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
-        self._is_long = False  # the prompt
         self._average = SampleAverage()
 
     def expect(self, speculation: Speculation) -> None:
@@ -352,7 +349,7 @@ class Meter:
         self._model, self._reported = model, set()
         if model is not None:
             self._timings = None
-        self._best_prefill, self._is_alone, self._reach = None, False, Reach()
+        self._best_prefill, self._reach = None, Reach()
         self._reset_drafting()
 
     @property
@@ -397,8 +394,7 @@ class Meter:
 
     def _prefilled(self, n_tokens: int, tok_s: float | None) -> None:
         """Record that `n_tokens` of a prompt were evaluated at `tok_s`. A short one only raises what is known."""
-        self._is_long = n_tokens >= MIN_PREFILL
-        if tok_s is not None and (self._is_long or self._best_prefill is not None):
+        if tok_s is not None and (n_tokens >= _MIN_PREFILL or self._best_prefill is not None):
             self._best_prefill = max(tok_s, self._best_prefill or 0.0)
 
     def _text(self, event: TextDelta, now: float) -> None:
@@ -441,7 +437,6 @@ class Meter:
             self._reported.add("prefill_cached")
         self._figures, self._figures_at = timings.speculation, (timings.predicted_n, timings.predicted_ms)
         self._prefilled(timings.prompt_n, timings.prompt_per_second)
-        self._is_alone |= self._is_long and (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
         if timings.n_ctx:
@@ -466,7 +461,7 @@ class Meter:
         """Return tok/s over the last second until `now`, at most that of the worker's clock; a delta that is not
         overdue does not lower the rate, so that models slower than a token per second have one, too."""
         points = self._points
-        if self._phase != "decoding" or len(points) < 2:
+        if self._phase != "decoding" or not points or points[-1][0] - points[0][0] < _MIN_LIVE_MS:
             return None
         newest = points[-1][0]
         overdue = 0.0
@@ -481,7 +476,7 @@ class Meter:
     def _decode(self) -> float | None:
         if self._timings is not None and self._timings.predicted_per_second is not None:
             return self._timings.predicted_per_second
-        if self._first is None or not self._points or self._points[-1][0] <= self._first[0]:
+        if self._first is None or not self._points or self._points[-1][0] - self._first[0] < _MIN_LIVE_MS:
             return None
         return (self._points[-1][1] - self._first[1]) / (self._points[-1][0] - self._first[0]) * 1e3
 
@@ -544,17 +539,13 @@ class Meter:
             recent = last_second if last_second.passes > 0 and last_second.tokens > 0 else whole
         else:
             whole = recent = Evaluated.of(None, self._predicted_n)
-        disturbed = (self._cpu_wait or 0.0) > MAX_CPU_WAIT
-        return Decoding(live, average, recent, whole, self._n_past or 0, plain_rate(self._figures), disturbed)
+        return Decoding(live, average, recent, whole, self._n_past or 0, plain_rate(self._figures))
 
     def _roofline(self, now: Decoding) -> Roofline:
         machine = self._machine
         if self._timings is not None and machine is not None:
             machine = self._average.sample(machine)
-        # A limit does not rest on prompts alone that were read beside other programs.
-        is_base = has_costs(self._model, self._reach) or self._is_alone or (self._is_long and not now.disturbed)
-        prefill = self._best_prefill if is_base else None
-        return roofline(self._model, now, prefill, machine, self._average.joules_per_token, self._reach)
+        return roofline(self._model, now, machine, self._average.joules_per_token, self._reach)
 
     def _hides(self, figure: str) -> bool:
         return self._model is not None and figure in dict(self._model.unreported)

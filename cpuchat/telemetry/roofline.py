@@ -9,25 +9,20 @@ from dataclasses import astuple, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
-from cpuchat.costs.model import bytes_read
+from cpuchat.costs.model import N_PAST, bytes_read
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import MAX_CPU_WAIT, SpeculationFigures, Timings
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
-
-Limit = Literal["memory", "compute", "overhead", ""]
 
 OFF = 1.05
 """Share of the measured peak above which one of the two figures must be wrong."""
 OTHER_LOAD, IN_CACHE = 1.3, 0.5
 """Multiples of the model's own traffic above or below which a counter's reading is remarkable."""
 AT_THE_LIMIT = 0.75
-"""Share of a pass from which on memory or compute counts as the limit of decoding."""
+"""Share of a pass from which on reading memory counts as the limit of decoding."""
 PARTLY_CACHED = 4
 """Multiple of the L3 caches up to which a part of the weights may stay in them from pass to pass."""
-MIN_PREFILL = 64
-"""Minimum prompt tokens for the prefill rate to show what the cores can compute."""
-_CALIBRATED = 32  # tokens of the largest measured pass
 _FAR_BELOW = 0.5
 _ENOUGH = 16  # tokens of an average
 
@@ -79,10 +74,9 @@ class Roofline:
     `bandwidth` is that of `source`: a counter's name, or "estimated" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
-    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; the last is
-    missing where an answer exceeded it. `peak` is what the answer read, at least, where that is more than what was
-    measured. `rough`: it may be more than `peak`. `bytes_per_pass` of the target. `limit` is what takes most of a pass.
-    `fits_cache`: the weights stay in L3, so memory is no limit."""
+    together. Ceilings in tok/s: without drafts, and at the acceptance of the answer. `peak` is what the answer read, at
+    least, where that is more than what was measured. `rough`: it may be more than `peak`. `bytes_per_pass` of the
+    target. `limit` is what takes most of a pass. `fits_cache`: the weights stay in L3, so memory is no limit."""
 
     bandwidth: Metric[float] = _NO_FIGURE
     source: str = "estimated"
@@ -95,9 +89,8 @@ class Roofline:
     rough: bool = False
     ceiling_plain: Metric[float] = _NO_FIGURE
     ceiling_accepted: Metric[float] = _NO_FIGURE
-    ceiling_compute: Metric[float] = _NO_FIGURE
     bytes_per_pass: Metric[float] = _NO_FIGURE
-    limit: Limit = ""
+    limit: Literal["memory", ""] = ""
     watts: Metric[float] = _NO_FIGURE
     joules_per_token: Metric[float] = _NO_FIGURE
     fits_cache: bool = False
@@ -108,8 +101,7 @@ class Decoding:
     """The running or last answer.
 
     `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
-    `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here. `disturbed`:
-    other programs had the cores for a part of the time."""
+    `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here."""
 
     tok_s: float | None = None
     average_tok_s: float | None = None
@@ -117,7 +109,6 @@ class Decoding:
     whole: Evaluated = Evaluated()
     n_past: int = 0
     plain_tok_s: float | None = None
-    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +144,6 @@ def _read_at_best(model: ModelInfo, now: Decoding) -> float:
     return max(calibrated, plain, _bytes_per_s(model, _average(now) or None, now.whole, now.n_past) or 0.0)
 
 
-def _prefill_rate(model: ModelInfo, measured: float | None, predicted: float) -> float | None:
-    """Return tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
-    calibrated pass."""
-    rates = [measured or 0.0, predicted]
-    if _is_calibrated(model):
-        rates.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
-    return max(rates) or None
-
-
 def fits_cache(model: ModelInfo) -> bool:
     """Return whether the weights that are read again and again stay in the L3 caches of the cores."""
     return 0 < _weights(model) <= model.cache_bytes
@@ -174,12 +156,11 @@ def _weights(model: ModelInfo) -> float:
 def roofline(
     model: ModelInfo | None,
     now: Decoding,
-    prefill_tok_s: float | None = None,
     machine: MachineSample | None = None,
     joules_per_token: float | None = None,
     reach: Reach = Reach(),
 ) -> Roofline:
-    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time.
+    """Compute all figures. `machine` is the sample of the same time.
 
     Ceilings rest on the larger of the peak and of what `reach` says, so that no prediction exceeds them."""
     machine = machine or MachineSample()
@@ -204,10 +185,7 @@ def roofline(
     exceeded = _PARTLY_CACHED if read_at_best > OFF * max_bytes_per_s else ""
     plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit or exceeded)
     is_estimated = peak is not None and peak.estimated  # then memory is not said to limit it, nor not to
-    by_memory = (None, None) if is_estimated else (plain.value, accepted.value)
-    # In a cache computing and what is between layers take the time, and what is measured of either says little.
-    rate = None if cached else _prefill_rate(model, prefill_tok_s, reach.compute_tok_s)
-    compute = missing(NO_LIMIT) if cached else _compute_ceiling(now, rate)
+    is_memory = not (no_limit or is_estimated) and (average or 0.0) >= AT_THE_LIMIT * max_bytes_per_s
     over_peak = counted is not None and (utilization or 0.0) > OFF and not remark  # although nothing else ran
     off = f"counter above the {'estimated' if is_estimated else 'measured'} peak" if over_peak else ""
     if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
@@ -224,9 +202,8 @@ def roofline(
         rough=bool(off) or ((is_estimated or (peak is not None and peak.at_least)) and not cached),
         ceiling_plain=plain,
         ceiling_accepted=accepted,
-        ceiling_compute=compute,
         bytes_per_pass=Metric.of(of_target, NO_ESTIMATE),
-        limit=_limit(now, *by_memory, compute.value, utilization),
+        limit="memory" if is_memory and (utilization or 1.0) >= _FAR_BELOW else "",
         watts=watts,
         joules_per_token=joules,
         fits_cache=cached,
@@ -267,57 +244,22 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
     return ""
 
 
-def _parts(now: Decoding) -> list[Evaluated]:
-    """Return the stretches whose acceptance counts for a ceiling, the better of them: both rates are shown."""
-    return [part for part in (now.whole, now.recent) if part.passes] or [now.whole]
-
-
 def _memory_ceilings(
     model: ModelInfo, now: Decoding, read: float, no_limit: str
 ) -> tuple[Metric[float], Metric[float]]:
-    """Return the ceilings without drafts and at this acceptance; `read` in bytes per second."""
+    """Return the ceilings without drafts, the same for a whole chat, and at the acceptance of the answer; `read` is
+    in bytes per second."""
     if no_limit or model.work is None:
         return missing(no_limit), missing(no_limit)
-    plain = Metric(read / bytes_read(model.work, 1, now.n_past))
-    if not now.whole.draft_n:
-        return plain, missing("nothing drafted")
-    each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]
-    return plain, Metric(read * max(tokens / nbytes for tokens, nbytes in each if nbytes))
-
-
-def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
-    """Return tok/s if only computing took time; `prefill` is what the cores compute."""
-    if prefill is None:
-        return missing(f"needs a prompt of {MIN_PREFILL} tokens{' on quiet cores' if now.disturbed else ''}")
-    ceiling = prefill * max(part.tokens_per_pass / part.n_per_pass for part in _parts(now))
-    exceeded = max(_average(now), now.plain_tok_s or 0.0) > OFF * ceiling
-    return missing("an answer exceeded it") if exceeded else Metric(ceiling)
+    plain = read / bytes_read(model.work, 1, min(N_PAST, model.n_ctx or N_PAST))
+    nbytes = _bytes_per_pass(model, now.whole, now.n_past) if now.whole.draft_n else None
+    accepted = read * now.whole.tokens_per_pass / nbytes if nbytes else None
+    return Metric(plain), Metric.of(accepted, "nothing drafted")
 
 
 def _average(now: Decoding) -> float:
     """Return tok/s of the answer; 0 before it is long enough to contradict a limit: a fast second is no proof."""
     return now.average_tok_s or 0.0 if now.whole.tokens >= _ENOUGH else 0.0
-
-
-def _limit(
-    now: Decoding, plain: float | None, accepted: float | None, compute: float | None, utilization: float | None
-) -> Limit:
-    """Return what takes most of an average pass by the ceilings; "" if unknown, or contradicted by `utilization`."""
-    rate = now.average_tok_s
-    if not rate:
-        return ""
-    by_memory = accepted if now.whole.draft_n else plain
-    memory = rate / by_memory if by_memory else 0.0
-    computing = rate / compute if compute else 0.0
-    if max(memory, computing) >= AT_THE_LIMIT:
-        if computing > memory:
-            return "compute"
-        return "memory" if utilization is None or utilization >= _FAR_BELOW else ""
-    if now.disturbed or not by_memory or not compute:  # disturbed: other programs took the time
-        return ""
-    if rate > _FAR_BELOW * min(plain or by_memory, by_memory, compute):
-        return ""
-    return "overhead" if utilization is None or utilization <= _FAR_BELOW else ""
 
 
 class SampleAverage:
@@ -366,7 +308,6 @@ def whole_answer(timings: Timings) -> Decoding:
         whole=whole,
         n_past=max(0, timings.n_past - timings.predicted_n // 2),
         plain_tok_s=plain_rate(timings.speculation),
-        disturbed=(timings.cpu_wait or 0.0) > MAX_CPU_WAIT,
     )
 
 
@@ -375,17 +316,6 @@ def plain_rate(figures: SpeculationFigures | None) -> float | None:
     return 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None
 
 
-def has_costs(model: ModelInfo | None, reach: Reach) -> bool:
-    """Return whether it is known without prompts what the cores can compute."""
-    return bool(reach.compute_tok_s) or (model is not None and _is_calibrated(model))
-
-
-def _is_calibrated(model: ModelInfo) -> bool:
-    return len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0
-
-
 def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> Roofline:
     """Return the figures of a whole answer, as the meter has them after it."""
-    now = whole_answer(timings)
-    is_base = timings.prompt_n >= MIN_PREFILL and (not now.disturbed or has_costs(model, reach))
-    return roofline(model, now, timings.prompt_per_second if is_base else None, reach=reach)
+    return roofline(model, whole_answer(timings), reach=reach)

@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from cpuchat.hardware.process import BusyPrograms, MemoryPages, ThreadCpus, memory_pages, process_memory, thread_cpus
 from tests.hardware.trees import write
 
@@ -29,14 +31,31 @@ def test_made_up_processes(tmp_path: Path) -> None:
         "proc/7/smaps_rollup": "562706afc000-7ffe742b9000 ---p 00000000 00:00 0 [rollup]\nRss:   4096 kB\n"
         "AnonHugePages:  2048 kB\nShmemPmdMapped: 0 kB\nFilePmdMapped:  1024 kB\nLocked:    8 kB\n",
     })  # fmt: skip
-    found = BusyPrograms(tmp_path)
-    for spent, names in ((0, ()), (50, ("a) b",))):
-        of_kernel = f"9 (kworker/1:2) S 2{' 0' * 9} {spent} 0"
-        write(tmp_path, {"proc/7/stat": f"7 (a) b) S 1{' 0' * 9} {spent} 0", "proc/9/stat": of_kernel})
-        assert found.names() == names
     assert thread_cpus(7, [8, 9, 10], tmp_path) == (ThreadCpus((3, 5, 6), 39), ThreadCpus((1,), None))
     assert memory_pages(7, tmp_path) == MemoryPages(4 << 20, 2 << 20, 1 << 20, 8 << 10)
     assert memory_pages(8, tmp_path) is None
+
+
+def test_programs_that_compute_are_named_but_never_this_one_or_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child of a child is its own, too; one that began since the last look counts from its start."""
+    now = [100.0]
+    monkeypatch.setattr("cpuchat.hardware.process.monotonic", lambda: now[0])
+    found, own = BusyPrograms(tmp_path), os.getpid()
+
+    def stat(pid: int, name: str, parent: int, ticks: int, cpu: int = 0) -> str:
+        return f"{pid} ({name}) S {parent}{' 0' * 9} {ticks} 0{' 0' * 23} {cpu}"
+
+    for ticks, names in ((0, ()), (150, ("a) b (PID 8 and 1 more, 125 % of a core)", "cc1 (PID 6, 75 % of a core)"))):
+        processes = [(7, "a) b", 1, ticks // 3), (9, "kworker/1:2", 2, ticks), (own, "cpuchat", 1, ticks)]
+        processes += [(11, "worker", own, ticks), (12, "probe", 11, ticks), (5, "sh", 1, ticks // 10)]
+        processes += [(8, "a) b", 1, 4 * ticks // 3), (6, "cc1", 1, ticks)] if ticks else []
+        write(tmp_path, {f"proc/{one[0]}/stat": stat(*one) for one in processes})
+        write(tmp_path, {f"proc/12/task/{n}/stat": stat(n, "x", 11, ticks, n - 12) for n in (12, 13)})
+        assert found.names() == names
+        assert found.own_ticks() == ({0: 150, 1: 150} if ticks else {})
+        now[0] += 2.0
 
 
 _HOLDER = """

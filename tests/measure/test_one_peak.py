@@ -171,21 +171,18 @@ SHOWN = {
     },
     "limit": {
         "F12": LIMIT, "doctor": LIMIT, "show": LIMIT, "plan": r"reading ≤ (\d[\d.,]*\d)",
-        "all figures": r"limit without drafts (\d[\d.,]*\d) tok/s", "panel": r"(\d[\d.,]*\d) limit without drafts",
+        "all figures": r"limit (\d[\d.,]*\d) tok/s", "panel": r"(\d[\d.,]*\d) limit",
     },
-    "predicted": {
-        "F12": r"≈(\d[\d.,]*\d) tok/s:", "doctor": r"≈(\d[\d.,]*\d) tok/s:", "show": r"speed ≈(\d[\d.,]*\d) tok/s:",
-        "plan": r" tok/s (\d[\d.,]*\d) \(",
-    },
+    "predicted": {"show": r"speed ≈(\d[\d.,]*\d) tok/s:", "plan": r" tok/s (\d[\d.,]*\d) \("},
     "listed": {"list": r"(?:fits|tight) (≈?\d[\d.,]*\d)", "models": r"(≈?\d[\d.,]*\d) tok/s",
-               "details": r"speed (≈?\d[\d.,]*\d) tok/s",
-               "F12": r"speed (≈?\d[\d.,]*\d) tok/s", "doctor": r"speed (≈?\d[\d.,]*\d) tok/s"},
+               "details": r"speed (≈?\d[\d.,]*\d) tok/s", "doctor": r"speed (≈?\d[\d.,]*\d) tok/s",
+               "F12": r"(?:plain|predicted) +(≈?\d[\d.,]*\d) tok/s"},
     "bytes per token": {"F12": PER_TOKEN, "doctor": PER_TOKEN, "show": PER_TOKEN, "plan": PER_TOKEN,
                         "details": r"([\d.,]+ [kMG]B) per token · KV"},
     "memory": {"F12": r"needs ([\d.]+) GB, loaded", "doctor": NEEDED, "show": NEEDED,
                "plan": NEEDED, "details": NEEDED},
     "cores": {"F12": IN_USE, "doctor": IN_USE, "why": r"threads (\d+) on ([\d,-]+)"},
-    "speed": {"all figures": r"average (\d[\d.,]*\d) tok/s", "F12": r"last answer (\d[\d.,]*\d) tok/s"},
+    "speed": {"all figures": r"answer (\d[\d.,]*\d) tok/s", "F12": r"plain (\d[\d.,]*\d) tok/s"},
     "utilization": {"panel": r"bandwidth (\d+) %", "all figures": r" (\d+) %"},
 }  # fmt: skip
 """What shows each figure, and how to read it there."""

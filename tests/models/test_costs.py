@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import parse
-from cpuchat.costs.model import CostProfile, ProductRate, compute_ceiling, pass_cost
+from cpuchat.costs.model import N_PAST, CostProfile, ProductRate, compute_ceiling, pass_cost
 from cpuchat.costs.usual import usual_profile
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
@@ -22,7 +22,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_here
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import N_PAST, model_work
+from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
@@ -137,7 +137,7 @@ def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None
     usage.answered(model, msgspec.structs.replace(timings, predicted_ms=1.3 * timings.predicted_ms))
     after = predict(header, LoadOptions(), this_machine(settings))
     assert before.tok_s / after.tok_s == pytest.approx(1.3, rel=0.2)
-    assert "by passes of its own" in after.basis and "of its own" not in before.basis
+    assert "by its own passes" in after.basis and "its own" not in before.basis
     local = LocalModel(path=small, name="s", source="folder", quantization="Q8_0", size=header.file_size)
     machine = this_machine(settings)
     other = msgspec.structs.replace(local, path=small.with_name("other.gguf"))

@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
-from cpuchat.costs.model import bytes_read
+from cpuchat.costs.model import N_PAST, bytes_read
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import N_PAST, model_work
+from cpuchat.models.traffic import model_work
 from cpuchat.present.models import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,15 +24,19 @@ from cpuchat.present.machine import (
     helping,
     how_known,
     kernel_chart,
-    missing,
+    kernels_used,
     read_bandwidth,
     rows,
     speed_chart,
+    token_time,
 )
-from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
+from cpuchat.protocol.messages import ModelLoaded
+from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
 from cpuchat.telemetry.machine import Peak, Peaks
+from cpuchat.telemetry.meter import Meter
 from tests.hardware.trees import CPUS, make_tree
 from tests.models.library.test_usage import info
+from tests.support.meter_states import writing
 
 Facts = Callable[[str], DiagnosticFacts]
 
@@ -85,30 +91,48 @@ MODEL = Prediction(
 )  # fmt: skip
 
 
-def test_what_is_missing_adds_up_to_the_time_of_a_token() -> None:
-    model = MODEL
-    assert missing(model, 0) == "20 %: a token takes 25.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers"
-    slow = missing(model, 25.0)
-    assert slow.startswith("50 %: a token takes 40.0 ms, 20.0 reading, 4.0 computing, 1.0 between layers, 15.0 unexpl")
-    assert missing(model, 49.8).startswith("nothing: only drafts")
-    rough = msgspec.structs.replace(model, low_tok_s=20.0)
-    assert missing(rough, 0) == missing(rough, 25.0) == ""  # reading may be faster than is known
-    assert missing(msgspec.structs.replace(model, limit_tok_s=None), 25.0) == ""
+def test_the_time_of_a_token_adds_up() -> None:
+    for rate in (0.0, 49.0, 45.3, 25.0, 13.7, 3.3):
+        takes, *parts = map(float, re.findall(r"[\d.]+", token_time(MODEL, rate)))
+        assert takes == round(1e3 / (rate or 40.0), 1) and round(sum(parts), 1) == takes
+    assert token_time(MODEL, 0) == "25.0 ms = 20.0 reading + 4.0 computing + 1.0 between layers"
+    assert token_time(MODEL, 25.0).endswith("1.0 between layers + 15.0 unexplained")
+    assert "all of it reading" in token_time(MODEL, 50.0)
+    rough = msgspec.structs.replace(MODEL, low_tok_s=20.0)
+    assert token_time(rough, 0) == token_time(rough, 25.0) == ""  # reading may be faster than is known
+    assert token_time(msgspec.structs.replace(MODEL, limit_tok_s=None), 25.0) == ""
 
 
-def test_the_speed_stands_against_its_limit_with_what_would_help(facts: Facts) -> None:
-    here = ModelHere(MODEL, {"model": "a model", "limit": "50 tok/s", "missing": "20 %"}, measured=45.0)
-    chart = speed_chart(Now(here=here))
-    assert chart is not None and (chart.heading, chart.peak) == ("speed of a model, not loaded", 50.0)
-    assert [(one.name, chart.figure(one), one.note) for one in chart.bars] == [
-        ("last chat", " 45.0 tok/s", "90 % of the limit"), ("predicted", " 40.0 tok/s", "80 % of the limit"),
-    ]  # fmt: skip
+def test_the_speed_is_measured_else_predicted_and_drafts_stand_beside_it_with_their_gain(facts: Facts) -> None:
+    rows = {"model": "a model", "limit": "50 tok/s", "per token": "25.0 ms"}
+
+    def bars(here: ModelHere, **more: Any) -> list[tuple[str, str, str]]:
+        chart = speed_chart(Now(here=here, **more))
+        assert chart is not None
+        return [(one.name, chart.figure(one).strip(), one.note) for one in chart.bars]
+
+    assert bars(ModelHere(MODEL, rows)) == [("predicted", "≈40 tok/s", "80 % of the limit")]
+    here = ModelHere(MODEL, rows, plain=45.0, drafted=63.0)
+    plain = ("plain", "45.0 tok/s", "90 % of the limit")
+    assert bars(here) == [plain, ("with drafts", "63.0 tok/s", "1.40× by drafts")]
+    meter = Meter()
+    for event in (ModelLoaded(model=info(Path("m.gguf"))), *writing(6)):
+        meter.observe(event, 0.0)
+    name, rate, note = bars(here, answered=meter.figures())[1]
+    assert (name, rate.split()[1], note.split(" %")[1]) == ("this answer", "tok/s", " of the limit")
+    assert bars(here, answered=meter.figures())[2][::2] == ("now", "")
     rough = ModelHere(msgspec.structs.replace(MODEL, low_tok_s=20.0, limit_tok_s=None), {"model": "another"})
-    chart = speed_chart(Now(here=rough))
-    assert chart is not None and [(one.note, one.estimated) for one in chart.bars] == [("rough", True)]
-    machine = facts("epyc-9354")
-    (_, first), *others = helping(machine, Now(here=here, busy=frozenset({1, 2})))
-    assert first == "20 %" and others[0] == ("would help", "Stop other programs (see top): they keep 2 CPUs busy.")
+    assert bars(rough) == [("predicted", "≈40 tok/s", "rough")]
+
+
+def test_what_would_help_is_named(facts: Facts) -> None:
+    rows = {"model": "a model", "limit": "50 tok/s", "per token": "25.0 ms"}
+    here, machine = ModelHere(MODEL, rows, plain=45.0), facts("epyc-9354")
+    rough = ModelHere(msgspec.structs.replace(MODEL, low_tok_s=20.0, limit_tok_s=None), {"model": "another"})
+    busy = replace(machine, others=("cc1 (PID 7, 98 % of a core)", "ld (PID 8, 31 % of a core)"))
+    first, second, *_ = helping(busy, Now(here=here))
+    assert first == ("per token", "25.0 ms") and second[0] == "would help"
+    assert second[1] == "Stop cc1 (PID 7, 98 % of a core) and ld (PID 8, 31 % of a core)."
     known = replace(machine, peaks=Peaks(all_cores=Peak(300e9, tuple(range(32)))))
     assert helping(machine, Now(here=rough))[0][1].startswith("Measuring first: m")
     assert helping(known, Now(here=rough))[0][1].startswith("No setting of this machine: fewer bits per weight")
@@ -125,9 +149,19 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     weights = tuple(BufferWeights(buffer=name, type=kind, bytes=n * 10**6) for name, kind, n in buffers)
     model = info(tmp_path / "some.gguf", evidence=LoadEvidence(weights=weights))
     rates = ProductRate("Q4_K", ((1.0, 14e9),))
-    products = {"Q4_K": MeasuredProducts(cpuchat=rates, llama_cpp=rates, disturbed=True)}
+    one = MeasuredProducts(cpuchat=rates, llama_cpp=rates)
+    noisy = msgspec.structs.replace(one, disturbed=True)
+    products = {"Q4_K": one, "Q8_0": noisy, "Q5_0": one}  # the last: of another model
     found = kernel_chart("AVX2", products, Peak(12e9, (0,), at_least=True), model)
-    assert found.bars[0].note == "– · 626 MB"
-    assert list(found.foot) == ["╎ 12 GB/s read bandwidth, at least", "░ at least: not measured undisturbed"]
-    assert kernel_chart("AVX2", products, Peak(12e9, (0,)), model).foot[-1] == "beyond ╎: L3 held what was measured"
-    assert "kernels for AVX2: no type" in kernel_chart("AVX2", {}, None, model).foot[0]
+    assert [bar.note for bar in found.bars] == ["≈1.00× llama.cpp · 626 MB"]
+    engine = EngineInfo(version="1", kernels="AVX2", features=("AVX2",))
+    assert "cpuchat Q4_K 626 MB: 14 of 50 GB/s, ≈1.00× llama.cpp" in kernels_used(
+        model, engine, products
+    )  # as `why` says
+    assert found.foot[0] == "╎ 12 GB/s read bandwidth, at least"
+    assert found.foot[1].startswith("Q8_0 not measured yet without other programs")
+    alone = kernel_chart("AVX2", {"Q4_K": one}, Peak(12e9, (0,)), model)
+    assert alone.foot[-1] == "beyond ╎: L3 held what was measured"
+    only = kernel_chart("AVX2", {"Q8_0": noisy}, Peak(12e9, (0,)), model)
+    assert not only.bars and only.foot[-1].startswith("kernels for AVX2: Q8_0 not measured")
+    assert "kernels for AVX2: nothing measured yet" in kernel_chart("AVX2", {}, None, model).foot[0]

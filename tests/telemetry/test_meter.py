@@ -91,6 +91,15 @@ def test_live_follows_the_last_second_and_decode_the_whole_answer():
     assert figures.decode_tok_s.value == pytest.approx(230 / 7)
 
 
+def test_a_pass_with_drafts_in_no_time_is_no_speed():
+    meter = Meter()
+    for at_ms, n in ((210.0, 1), (212.0, 6)):
+        meter.observe(delta(at_ms, n), 0.0)
+    assert meter.figures().live_tok_s.value is meter.figures().decode_tok_s.value is None
+    meter.observe(delta(410.0, 11), 0.0)
+    assert meter.figures().live_tok_s.value == meter.figures().decode_tok_s.value == pytest.approx(50)
+
+
 def test_a_stall_shows():
     """The last second moves on with the clock once the next token is overdue."""
     meter = Meter()

@@ -19,7 +19,7 @@ from cpuchat.telemetry.meter import ChatFigures, DraftingFigures, Meter
 from cpuchat.telemetry.roofline import AT_THE_LIMIT, OFF, Roofline
 
 FILES = sorted((Path(__file__).parent / "recorded").glob("*.json"))
-CEILINGS = ("ceiling_plain", "ceiling_accepted", "ceiling_compute")
+CEILINGS = ("ceiling_plain", "ceiling_accepted")
 
 
 class Recorded(msgspec.Struct):
@@ -60,7 +60,6 @@ def check_ceilings(figures: ChatFigures, now: Roofline, drafting: DraftingFigure
     of = {
         "ceiling_plain": plain if drafted else max(fastest, plain),
         "ceiling_accepted": fastest,
-        "ceiling_compute": max(fastest, plain),
     }
     for name in CEILINGS:
         ceiling = getattr(now, name).value
@@ -73,17 +72,11 @@ def check_ceilings(figures: ChatFigures, now: Roofline, drafting: DraftingFigure
 
 def check_limit(figures: ChatFigures, now: Roofline, drafting: DraftingFigures) -> None:
     """Assert that the stated limit agrees with the bar and the ceilings."""
-    shown = [ceiling for name in CEILINGS if (ceiling := getattr(now, name).value) is not None]
     average = figures.decode_tok_s.value or 0.0
     if now.limit == "memory":
         by = now.ceiling_accepted.value if now.ceiling_accepted.value is not None else now.ceiling_plain.value
         assert by is not None and average >= 0.99 * AT_THE_LIMIT * by
         assert now.utilization.value is None or now.utilization.value >= 0.5
-    elif now.limit == "compute":
-        assert now.ceiling_compute.value is not None and average >= 0.99 * AT_THE_LIMIT * now.ceiling_compute.value
-    elif now.limit == "overhead":
-        assert shown and average <= 0.5 * min(shown)
-        assert now.utilization.value is None or now.utilization.value <= 0.5
     if now.peak.value is not None and now.utilization.value is not None and now.bandwidth.value is not None:
         assert now.utilization.value == pytest.approx(now.bandwidth.value / now.peak.value.bytes_per_s)
     if figures.phase == "done" and now.utilization.value is not None and now.utilization.value > 1.06:

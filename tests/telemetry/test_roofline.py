@@ -54,11 +54,12 @@ def test_plain_decoding():
     assert now.bytes_per_pass.value == 2 * GB
 
 
-def test_the_context_is_read_too():
+def test_the_context_is_read_too_and_the_limit_of_plain_decoding_stays_the_same():
     long = with_(work=work_of_size(2 * GB, 100_000))
     now = roofline(long, decoding(15, n_past=9_999))
     assert now.bandwidth.value == pytest.approx(15 * 3 * GB)
-    assert now.ceiling_plain.value == pytest.approx(50 / 3)
+    assert now.ceiling_plain.value == pytest.approx(50 / (2 + 651 * 1e5 / GB))
+    assert roofline(long, decoding(25, DRAFTED)).ceiling_plain == now.ceiling_plain
 
 
 def test_drafting_reads_the_draft_model_as_often_as_it_was_asked():
@@ -67,17 +68,7 @@ def test_drafting_reads_the_draft_model_as_often_as_it_was_asked():
     assert now.bandwidth.value == pytest.approx(10 * 2.4 * GB)
     assert now.ceiling_plain.value == pytest.approx(25)
     assert now.ceiling_accepted.value == pytest.approx(2.5 * 50 / 2.4)
-    # 5 tokens are computed for 2.5 that are written; 32 tokens take 112 ms
-    assert now.ceiling_compute.value == pytest.approx(32 / 0.112 / 2)
-    assert now.limit == ""  # as fast as it could be without drafts: not far below all ceilings
-
-
-@pytest.mark.parametrize(("prefill", "is_exceeded"), [(90.0, False), (19.0, True), (20.0, False)])
-def test_a_ceiling_of_computing_that_was_exceeded_is_none(prefill: float, is_exceeded: bool) -> None:
-    """5 % are the luck of a measurement."""
-    now = roofline(MODEL, dataclasses.replace(decoding(20), plain_tok_s=20.9), prefill)
-    assert (now.ceiling_compute.value is None) == is_exceeded
-    assert now.limit != "compute" or not is_exceeded
+    assert now.limit == ""
 
 
 @pytest.mark.parametrize(
@@ -104,12 +95,11 @@ def test_what_reads_more_raises_the_peak_and_everything_that_follows_from_it(mod
 
 def test_an_estimated_peak_is_a_limit_that_is_rough_and_until_it_is_beaten():
     guessed = with_(peak_read=50.0 * GB, peak_estimated=True)
-    now = roofline(guessed, decoding(24), 500.0)
+    now = roofline(guessed, decoding(24))
     assert (now.ceiling_plain.value, now.utilization.value) == (pytest.approx(25), pytest.approx(0.96))
     assert (
         now.rough and now.limit == "" and now.peak.value.source == "estimated for 2 cores, up to 2× off until measured"
     )
-    assert roofline(guessed, decoding(20), 22.0).limit == "compute"
     assert roofline(guessed, decoding(30)).peak.value == Peak(60 * GB, (0, 2), at_least=True)
 
 
@@ -119,23 +109,10 @@ def test_what_caches_hold_raises_no_peak():
     assert now.off == "above the memory peak: part of the weights stays in L3" and now.ceiling_plain.value is None
 
 
-def test_compute_is_the_best_that_was_measured():
-    assert roofline(MODEL, decoding(20)).ceiling_compute.value is None
-    assert roofline(MODEL, decoding(20), 90.0).ceiling_compute.value == pytest.approx(90)
-    assert roofline(WITH_DRAFT, decoding(20), 90.0).ceiling_compute.value == pytest.approx(32 / 0.112)
-    assert roofline(WITH_DRAFT, decoding(20), 900.0).ceiling_compute.value == pytest.approx(900)
-    reach = Reach(120.0, 60 * GB)
-    assert roofline(MODEL, decoding(20), reach=reach).ceiling_compute.value == pytest.approx(120)
-    assert roofline(MODEL, decoding(20), 150.0, reach=reach).ceiling_compute.value == pytest.approx(150)
-
-
-def test_what_takes_most_of_a_pass_is_the_limit():
-    assert roofline(MODEL, decoding(20), 500.0).limit == "memory"
-    assert roofline(MODEL, decoding(10), 12.0).limit == "compute"
-    assert roofline(MODEL, decoding(10), 500.0).limit == "overhead"
-    assert roofline(MODEL, dataclasses.replace(decoding(10), disturbed=True), 500.0).limit == ""  # others took the time
-    assert roofline(MODEL, decoding(10)).limit == ""  # nothing known about compute
-    assert roofline(with_(peak_read=0.0), decoding(10), 12.0).limit == "compute"
+def test_reading_that_takes_most_of_a_pass_is_the_limit():
+    assert [roofline(MODEL, decoding(rate)).limit for rate in (20, 18.7, 10)] == ["memory", "", ""]
+    assert roofline(WITH_DRAFT, decoding(45, DRAFTED)).limit == "memory"
+    assert roofline(with_(peak_read=0.0), decoding(20)).limit == ""
 
 
 def test_a_model_that_fits_the_caches_has_no_memory_limit():
@@ -191,9 +168,8 @@ def test_a_whole_answer_counts_what_its_decoding_evaluated():
     assert now.bandwidth.value == pytest.approx((40 * 2 + 160 * 0.1) / 5 * GB)
     plain = after_answer(MODEL, msgspec.structs.replace(timings, speculation=None))
     assert plain.bandwidth.value == pytest.approx(20 * 2 * GB)
-    assert plain.ceiling_compute.value == pytest.approx(200)
     assert after_answer(MODEL, Timings(predicted_n=1)).bandwidth.value is None
-    newer = after_answer(MODEL, timings, Reach(compute_tok_s=900.0, peak=Peak(60 * GB, (0, 2))))  # as the panel
+    newer = after_answer(MODEL, timings, Reach(peak=Peak(60 * GB, (0, 2))))  # as the panel
     assert newer.peak.value is not None and newer.peak.value.bytes_per_s == 60 * GB
 
 
@@ -222,33 +198,6 @@ def test_the_ceiling_is_known_before_the_first_answer():
     assert (now.bandwidth.value, now.bandwidth.why) == (None, "no answer yet")
     meter.observe(LoadCancelled(), 1.0)
     assert meter.figures().roofline.ceiling_plain.why == "no model loaded"
-
-
-def test_what_cores_compute_is_shown_when_it_is_measured_after_the_load():
-    meter = Meter()
-    meter.predicted(Reach(900.0))  # no model
-    meter.observe(ModelLoaded(model=msgspec.structs.replace(MODEL, pass_ms=())), 0.0)
-    assert meter.figures().roofline.ceiling_compute.value is None
-    meter.predicted(Reach(900.0))
-    assert meter.figures().roofline.ceiling_compute.value == pytest.approx(900)
-
-
-def test_a_prompt_read_beside_other_programs_is_no_limit_and_a_short_one_raises_it():
-    meter = started()
-
-    def ceiling(n: int, tok_s: float, wait: float, model: ModelInfo | None = None) -> float | None:
-        if model is not None:
-            meter.observe(ModelLoaded(model=model), 0.0)
-        meter.request_started(0.0)
-        timings = Timings(prompt_n=n, prompt_ms=1e3 * n / tok_s, predicted_n=9, predicted_ms=1e3, cpu_wait=wait)
-        meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
-        return meter.figures().roofline.ceiling_compute.value
-
-    assert ceiling(100, 15.5, 0.6) is None and ceiling(20, 34.5, 0.0) is None
-    assert ceiling(100, 60, 0.0) == pytest.approx(60) and ceiling(100, 15.5, 0.6) == pytest.approx(60)
-    assert ceiling(20, 90, 0.0) == pytest.approx(90)
-    calibrated = ceiling(100, 900, 0.6, WITH_DRAFT)
-    assert calibrated == pytest.approx(900) and ceiling(20, 15.5, 0.6, MODEL) is None
 
 
 def test_only_decoding_has_a_bandwidth_and_its_average_stays():

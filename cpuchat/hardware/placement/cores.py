@@ -254,7 +254,8 @@ class BusyCores:
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._last: dict[int, tuple[float, float]] = {}  # (busy, all) of each logical CPU since the system started
+        self._last: dict[int, tuple[float, float]] = {}  # (busy, idle) of each logical CPU since the system started
+        self.ticks: dict[int, float] = {}  # of each between the last two calls
 
     def since_last(self, cpus: Collection[int]) -> float | None:
         """Return how many of `cpus` were busy since the last call; None at first, 0 where the system does not tell."""
@@ -270,9 +271,10 @@ class BusyCores:
             if name.startswith("cpu") and name[3:].isdecimal():
                 times = [int(number) for number in numbers[:_N_TIMES]]
                 idle = sum(times[n] for n in _IDLE if n < len(times))
-                self._last[int(name[3:])] = sum(times) - idle, sum(times)
+                self._last[int(name[3:])] = sum(times) - idle, idle
         found: dict[int, float] = {}
         for cpu in last.keys() & self._last.keys():
-            busy_more, all_more = (now - before for now, before in zip(self._last[cpu], last[cpu], strict=True))
-            found[cpu] = busy_more / all_more if all_more > 0 else 0.0
+            # Idle time may go back, by proc(5), and all of it after hibernation.
+            busy, idle = (max(now - before, 0) for now, before in zip(self._last[cpu], last[cpu], strict=True))
+            found[cpu], self.ticks[cpu] = busy / (busy + idle) if busy else 0.0, busy + idle
         return found

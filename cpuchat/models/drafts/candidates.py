@@ -19,7 +19,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.costs.calibrations import MAX_TOKENS, MIN_PLAIN_MS, TargetCosts
-from cpuchat.costs.model import ALIKE, BITS, bytes_read, pair_costs
+from cpuchat.costs.model import ALIKE, BITS, N_PAST, bytes_read, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.costs import costs_of_target
 from cpuchat.models.cpu_modules import engine_cpu
@@ -31,7 +31,7 @@ from cpuchat.models.gguf.parse import PRECISE
 from cpuchat.models.heads import HeadKind, difference, included_layers, is_own, unusable
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import N_PAST, local_work
+from cpuchat.models.prediction import local_work
 from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions

@@ -23,7 +23,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import DiskFull, QuantizeFailed, UsageError
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
-from cpuchat.costs.model import BITS, bytes_read, pass_cost
+from cpuchat.costs.model import BITS, N_PAST, bytes_read, pass_cost
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import LAYER_TABLE, gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model
@@ -31,7 +31,7 @@ from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRE
 from cpuchat.models.library.places import LocalModel, hub_cache, is_inside, store_folders
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import scalar_types, why_slow
-from cpuchat.models.traffic import N_PAST, typical_work
+from cpuchat.models.traffic import typical_work
 from cpuchat.protocol.model_info import ModelWork
 
 if TYPE_CHECKING:

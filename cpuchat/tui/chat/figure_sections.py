@@ -21,26 +21,22 @@ _LABEL, _END = 12, 20
 """Cells of a label, and the one at which the number behind it ends."""
 _SPACED = 38
 """Rows from which on there are empty rows between the sections."""
-_LIMIT_END = 26  # these labels are long
 _DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
 _BY_POSITION = "by position"
 _REMARK_ROWS = 2
-_LIMITED = {"memory": "memory-bound", "compute": "compute-bound", "overhead": "overhead-bound"}
 _HINTED = {"prefill_tok_s": "prefill", "prefill_cached": "reused", "acceptance": "acceptance"}
 """Figures that a server does not report unless it is started with an option."""
 T = TypeVar("T")
 
 
-def _row(frame: Frame, label: str, number: str, unit: str, end: int = _END) -> Line:
+def _row(frame: Frame, label: str, number: str, unit: str) -> Line:
     label = f"{label:<{_LABEL}}"
-    return frame.item(label, f"{number:>{end - len(label)}}", f" {unit}".rstrip())
+    return frame.item(label, f"{number:>{_END - len(label)}}", f" {unit}".rstrip())
 
 
-def _figure(
-    frame: Frame, label: str, figure: Metric[T], words: Callable[[T], tuple[str, str]], end: int = _END
-) -> Line:
+def _figure(frame: Frame, label: str, figure: Metric[T], words: Callable[[T], tuple[str, str]]) -> Line:
     """Draw a figure; `words` returns its number and unit. The row stays empty while it is not known."""
-    return [] if figure.value is None else _row(frame, label, *words(figure.value), end)
+    return [] if figure.value is None else _row(frame, label, *words(figure.value))
 
 
 def _tok_s(value: float) -> tuple[str, str]:
@@ -59,7 +55,7 @@ def timing(frame: Frame) -> list[Line]:
     else:
         reused = _row(frame, "reused", f"{now.prefill_cached.value:,}", "tokens")
     return [
-        _figure(frame, "average", now.decode_tok_s, lambda value: (units.rate(value), f"tok/s{about}")),
+        _figure(frame, "answer", now.decode_tok_s, lambda value: (units.rate(value), f"tok/s{about}")),
         _figure(frame, "first token", now.ttft_s, units.duration),
         *([_row(frame, "queued", *units.duration(now.queued_s))] if now.queued_s is not None else []),
         _figure(frame, "prefill", now.prefill_tok_s, _tok_s),
@@ -78,9 +74,9 @@ def drafting(frame: Frame) -> list[Line]:
     if now.acceptance.value is None and now.off:
         return [] if on_server else _off(frame, now.off, _DRAFTING_ROWS)
     accepted: Line = []
-    if now.acceptance_now.value is not None and now.acceptance.value is not None:
-        accepted = frame.item("acceptance", f"{percent(now.acceptance_now.value):>5}", " %")
-        accepted += frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")
+    if frame.accepted is not None and now.acceptance.value is not None:
+        accepted = frame.item("acceptance", f"{percent(frame.accepted):>5}", " %")
+        accepted += [] if frame.settled else frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")
     head = [accepted, _figure(frame, "per pass", now.tokens_per_pass, lambda value: (f"{value:.1f}", "tokens"))]
     if on_server or now.counts.source == "server":  # it counts, and tells no times of its own
         source = [] if not now.counts.source else [frame.item(f"{'source':<{_LABEL}}", "server")]
@@ -129,8 +125,8 @@ def _by_drafter(frame: Frame, now: DraftingFigures) -> Line:
 
 
 def roofline(frame: Frame) -> list[Line]:
-    """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
-    figure), and the limits in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3."""
+    """Draw five rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
+    figure), and the limit in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3."""
     if frame.figures.on_server:  # its memory is not this machine's
         return []
     now, power = frame.figures.roofline, list[Line]()
@@ -141,11 +137,7 @@ def roofline(frame: Frame) -> list[Line]:
         power = [[*watts, frame.text("value", each)]]
     if now.bandwidth.why == NO_ESTIMATE:  # of a llama-server on this machine
         return power
-    limits = [] if now.fits_cache else [
-        _figure(frame, "limit without drafts", now.ceiling_plain, _tok_s, _LIMIT_END),
-        _figure(frame, "limit with drafts", now.ceiling_accepted, _tok_s, _LIMIT_END),
-        _figure(frame, "limit by compute", now.ceiling_compute, _tok_s, _LIMIT_END),
-    ]  # fmt: skip
+    limit = [] if now.fits_cache else [_figure(frame, "limit", now.ceiling_plain, _tok_s)]
     share, why, drawn = now.utilization.value, now.utilization.why, list[Line]([[], []])
     if now.bandwidth.value is not None:
         used = units.bandwidth(now.bandwidth.value)
@@ -159,7 +151,7 @@ def roofline(frame: Frame) -> list[Line]:
     elif why not in (NO_ANSWER, NO_MODEL):
         here = {NO_PEAK: "peak not measured: F12, m", NO_LIMIT: "fits in L3: not memory-bound"}
         drawn[1] = [frame.text("label", fit(here.get(why, why), frame.width))]
-    return [*drawn, *_remarks(frame, now), *limits, *power]
+    return [*drawn, *_remarks(frame, now), *limit, *power]
 
 
 def _remarks(frame: Frame, now: Roofline) -> list[Line]:
@@ -173,7 +165,7 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
         drawn = frame.sentence(wrong, _REMARK_ROWS, "limit")
         return drawn if len(drawn) == _REMARK_ROWS else [source, *drawn]
     is_estimated = now.peak.value is not None and now.peak.value.estimated
-    limit = "peak estimated: F12, m" if is_estimated and not now.fits_cache else _LIMITED.get(now.limit, "")
+    limit = "peak estimated: F12, m" if is_estimated and not now.fits_cache else "memory-bound" if now.limit else ""
     return [source, [frame.text("label", fit(limit, frame.width))]]
 
 

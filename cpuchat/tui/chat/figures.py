@@ -47,6 +47,12 @@ class Frame:
         return self.figures.phase not in ("prefill", "decoding")
 
     @property
+    def accepted(self) -> float | None:
+        """Return the share of drafted tokens that was accepted: now, and of the whole answer once it is done."""
+        drafting = self.figures.drafting
+        return (drafting.acceptance if self.settled else drafting.acceptance_now).value
+
+    @property
     def approximately(self) -> str:
         """Return the mark behind the unit of figures that are counted by the parts that a server sends."""
         return " ≈" if self.figures.approximate else ""
@@ -145,28 +151,32 @@ def large(frame: Frame) -> list[Line]:
     return rows
 
 
-_MINUTE = 120  # samples of Figures.history, two per second
+_SPANS = 30, 60, 120  # samples of Figures.history, two per second: the chart covers the shortest that holds them
 
 
 def timeline(frame: Frame, rows: int) -> list[Line]:
-    """Draw tok/s of the last minute up to the limit, which is the line above it; without a limit to a round number."""
-    history = frame.figures.history
-    name, limit = words.limit_of(frame.figures)
-    if not limit and not history:
+    """Draw tok/s of the last minute, with the limit as a line: above it, or in it where drafts pass the limit. Without
+    a limit it is drawn up to a round number."""
+    history, limit = frame.figures.history, frame.figures.roofline.ceiling_plain.value
+    most = max(history, default=0.0)
+    if limit is None and not history:
         return [[]] * rows
-    top = limit or nice_max(max(history))
-    if limit:
-        value = f" {units.rate(limit)} {name}"
-        head = [frame.text("limit", f"{'╌' * (frame.width - len(value))}{value}")]
-    else:
+    if limit is None:
+        top = nice_max(most)
         head = frame.item(f"{'tok/s, last minute':<{frame.width - 8}}", "", f"{f'0–{top:g}':>8}")
-    return [head, *([frame.text("fill", row)] for row in _curve(history, frame.width, rows - 1, top))]
+        return [head, *([frame.text("fill", row)] for row in _curve(history, frame.width, rows - 1, top))]
+    at = min(round((rows - 1) * (1 - limit / most)), rows - 2) if most > limit else 0
+    label = f" {units.rate(limit)} limit"
+    lines = [[frame.text("fill", row)] for row in _curve(history, frame.width, rows - 1, max(limit, most))]
+    lines.insert(at, [frame.text("limit", f"{'╌' * (frame.width - len(label))}{label}")])
+    return lines
 
 
 @functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
 def _curve(history: tuple[float, ...], width: int, rows: int, top: float) -> list[str]:
     has_room = history and rows > 0
-    return braille(over_time(history, _MINUTE, 2 * width), width, rows, top) if has_room else [""] * rows
+    span = next((one for one in _SPANS if len(history) <= one), _SPANS[-1])
+    return braille(over_time(history, span, 2 * width), width, rows, top) if has_room else [""] * rows
 
 
 def shape(frame: Frame, rows: int) -> list[Line]:
@@ -229,7 +239,7 @@ def _drafts(frame: Frame) -> Line:
     now, figures = frame.figures.drafting, frame.figures
     if not figures.on_server and figures.phase in ("decoding", "done") and (now.off or not now.wanted):
         return _labelled(frame, "drafts", "off") if frame.draft and now.is_off else []
-    share = now.acceptance_now.value
+    share = frame.accepted
     if share is None:
         return []
     ranked = sorted(now.counts.by_drafter, key=lambda one: one.draft_n_accepted)
@@ -240,17 +250,14 @@ def _drafts(frame: Frame) -> Line:
 
 
 def _memory(frame: Frame) -> Line:
-    """Draw the bandwidth in use against the measured peak, with marks at that and at the limits."""
-    figures, now = frame.figures, frame.figures.roofline
-    share, rate = now.utilization.value, figures.tok_s.value
+    """Draw the bandwidth in use against the measured peak, with a mark at that."""
+    now = frame.figures.roofline
+    share = now.utilization.value
     if now.fits_cache and now.bandwidth.value is not None:
         return _labelled(frame, "weights", "in L3")
     if share is None:
         return []
-    marks = [1.0]
-    if rate and (limit := words.limit_of(figures)[1]) and share * limit / rate < SCALE:
-        marks.append(share * limit / rate)
-    return _bar_row(frame, "bandwidth", f"{percent(share)} %", share / SCALE, "", *(mark / SCALE for mark in marks))
+    return _bar_row(frame, "bandwidth", f"{percent(share)} %", share / SCALE, "", 1 / SCALE)
 
 
 def _context(frame: Frame) -> Line:
@@ -267,15 +274,26 @@ def _cores(frame: Frame) -> Line:
     return [] if share is None else _labelled(frame, "cores", f"{percent(share)} %", " yours")
 
 
-_BELOW = 18  # rows that a timeline which grows in a high terminal leaves to the rest, and empty
+def _answer(frame: Frame) -> Line:
+    """Draw the average of an answer that is being written, beside its speed now; of one that is done, its tokens."""
+    rate, n_written = frame.figures.decode_tok_s.value, frame.figures.predicted_n
+    if frame.settled:
+        return _labelled(frame, "written", f"{n_written:,}", " tokens") if n_written else []
+    return [] if rate is None else _labelled(frame, "answer", units.rate(rate), " tok/s")
+
+
+_SPACED = 30  # rows from which on an empty one follows each figure
 
 
 def brief(frame: Frame) -> list[Line]:
-    """Draw the figure that matters now, its timeline, and up to five more figures, each in its place in every phase."""
-    tall = frame.height >= TALL
-    n_rows = min(max(5, frame.height - _BELOW), 14) if tall else 3
-    rows = [*large(frame), *shape(frame, n_rows), *([[]] if tall else [])]
-    return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _cores(frame)]
+    """Draw the figure that matters now, its timeline, which takes what is left, and up to six more figures, each in its
+    place in every phase."""
+    gap: list[Line] = [[]] if frame.height >= _SPACED else []
+    below = [_answer(frame), _first(frame), _memory(frame), _context(frame), _drafts(frame), _cores(frame)]
+    below = [line for row in below for line in (row, *gap)]
+    tall, head = frame.height >= TALL, large(frame)
+    n_rows = max(frame.height - len(head) - len(below) - 1, 3) if tall else 3
+    return [*head, *shape(frame, n_rows), *([[]] if tall else []), *below]
 
 
 _LARGE, _WIDE = 5, 96  # rows of the largest digits, and columns that three figures in them take
@@ -289,7 +307,7 @@ def presented(frame: Frame) -> list[Line]:
     if first is not None:
         number, unit = units.duration(first)
         unit += " to first token"
-    accepted = None if figures.drafting.off else figures.drafting.acceptance_now.value
+    accepted = None if figures.drafting.off else frame.accepted
     columns = [(number, unit.strip() or title(figures).removeprefix("Now · "), part)]
     for share, label in ((accepted, "of drafts accepted"), (now.utilization.value, "of memory bandwidth")):
         columns.append(("", "", part) if share is None else (f"{percent(share)}%", label, "value"))

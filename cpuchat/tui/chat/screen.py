@@ -273,10 +273,11 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.refresh_bindings()
 
     def action_telemetry(self) -> None:
-        """Show the figures in brief, then all of them where there is room for a panel, then none."""
+        """Show the figures in brief, then all of them, over the chat where there is no room beside it, then none."""
         panel, hidden = self.query_one(TelemetryPanel), self.has_class("-no-telemetry")
-        everything = self.figures.in_panel and not hidden and not panel.has_class("-all")
+        everything = not hidden and not (panel.display and panel.has_class("-all"))
         panel.set_class(everything, "-all")
+        self.set_class(everything and not panel.display, "-figures-over")
         self.set_class(not hidden and not everything, "-no-telemetry")
         self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})
         self.figures.show()

@@ -142,11 +142,6 @@ class LiveFigures:
         self._pace = SPARE
         self._timer = screen.set_interval(SPARE.figures, self._without_text, pause=True)
 
-    @property
-    def in_panel(self) -> bool:
-        """Return whether the terminal has room for the panel; the line shows them otherwise."""
-        return any(self._screen.has_class(size) for size in ("-panel", "-wide"))
-
     def start(self) -> None:
         self._running = True
         self._timer.resume()
@@ -197,8 +192,6 @@ class LiveFigures:
         self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, drafting)
         memory = None if pid is None else process_memory(pid)
         draft = short_name(model.draft) if model is not None and model.draft else ""
-        shown = TelemetryPanel if self.in_panel else TelemetryLine
-        if self._screen.has_class("-presenting"):
-            shown = PresentedFigures
-        for one in self._screen.query(shown):  # none when the app ends while a model loads
-            one.show(figures, memory, draft)
+        for one in self._screen.query(FigureRows):
+            if one.display:
+                one.show(figures, memory, draft)

@@ -17,6 +17,9 @@ from cpuchat.telemetry.units import plural
 from cpuchat.tui.widgets.charts import PEAK, bar, braille
 from cpuchat.tui.widgets.model_list import label_table
 
+_SHORTEST = 8
+"""Cells below which a bar tells less than its figure, which then stands alone."""
+
 
 class FactsTable(Static):
     """Rows of a label and a text: of the model, and of the machine."""
@@ -46,8 +49,10 @@ class Bars(Static):
         lines = [Text(chart.heading, self._style("dim"))] if chart.heading else []
         for one in chart.bars:
             head = f"  {one.name:<{names}} {chart.figure(one)} "
-            width = max(self.size.width - len(head) - notes - 3, 4)  # and where the scroll bar comes
-            drawn = self._past(one, width, rows) if rows > 1 else [self._bar(one, chart, width)]
+            width = self.size.width - len(head) - notes - 3  # and where the scroll bar comes
+            drawn = [Text()]
+            if width >= _SHORTEST:
+                drawn = self._past(one, width, rows) if rows > 1 else [self._bar(one, chart, width)]
             for number, line in enumerate(drawn):
                 note = Text(f" {one.note}" if not number else "", self._style("dim"))
                 lines.append(Text.assemble(" " * len(head) if number else head, line, note))
@@ -111,17 +116,19 @@ class PlacementList(OptionList):
         (super().action_cursor_up if self.option_count > 1 else self.screen.query_one("#machine").scroll_up)()
 
     def _list(self, wanted: PlacementSpec) -> None:
-        width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
+        is_choice = len(self._specs) > 1
+        lead = "" if is_choice else "Placement  "
+        width = (self.size.width or self.app.size.width - 4) - 2 - len(lead)  # where the scroll bar comes, if it comes
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
             threads = plural(len(offer.placement.cpus), "thread")
-            rows.append(self._row(offer.name, offer.spec, threads, not number, width))
+            rows.append(self._row(offer.name, offer.spec, threads, is_choice and not number, width))
         for spec in self._others:
             parts = [f"cores {spec.cores}", plural(spec.threads, "thread") if spec.threads else ""]
             parts.append(f"memory {spec.memory_policy}")
             rows.append(self._row(", ".join(filter(None, parts)), spec, "", False, width))
         with self.prevent(OptionList.OptionHighlighted):
-            self.set_options([Option(row) for row in rows])
+            self.set_options([Option(Text.assemble(lead, row)) for row in rows])
             self.mark(wanted)
 
     def _row(self, name: str, spec: PlacementSpec, note: str, is_recommended: bool, width: int) -> Text:

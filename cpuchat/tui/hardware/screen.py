@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +38,8 @@ from cpuchat.hardware.topology import ROOT, Topology
 from cpuchat.measure import store
 from cpuchat.measure.peak import SLICE, WINDOWS, Cancelled, known_of, one_at_a_time, sets_of, slices
 from cpuchat.present import machine
-from cpuchat.present.machine import Now
+from cpuchat.present.answers import percent_done
+from cpuchat.present.machine import CpuUse, Now
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity
 from cpuchat.session.placement import PlacementChange
@@ -62,6 +63,7 @@ _OTHER_ROWS, _MAX_ROWS = 36, 8  # that all but the cores take, and the most that
 _MAX_PAST = 400  # seconds of it, two for each column
 _PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
+_FIRST, _HOLD, _MUCH = 3, 10, 0.2  # samples until programs are named, and anew; what they take of a CPU of the model
 
 
 class MachineReader:
@@ -69,8 +71,11 @@ class MachineReader:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
-        self._busy, self._others = BusyCores(root), BusyPrograms(root)
+        self._busy, self._programs = BusyCores(root), BusyPrograms(root)
         self._busy.shares()  # since when the first are told
+        self._programs.own_ticks()
+        self._programs.names()
+        self._others, self._taken, self._wait = tuple[str, ...](), list[Mapping[int, CpuUse]](), _FIRST
 
     def facts(self, spec: PlacementSpec, loaded: Computing | None = None) -> DiagnosticFacts:
         """Read the machine with the settings `spec`; counters and the kernel's refusals are not tried. The bandwidth is
@@ -85,12 +90,26 @@ class MachineReader:
         """Return where the worker's memory is; None where the kernel does not report it."""
         return read_residency(pid, files, self.root)
 
-    def cores(self, topology: Topology) -> dict[int, tuple[float, int]]:
-        """Return for which share of the time since the last call each logical CPU was busy, and its clock in kHz, of a
-        few (0: not known)."""
-        shares, few = self._busy.shares(), len(topology.cores) <= _MAX_CORES
-        clocks = {cpu: clock(self.root, (cpu,)) if few else None for cpu in topology.online}
-        return {cpu: (shares.get(cpu, 0.0), one.high if one is not None else 0) for cpu, one in clocks.items()}
+    def cores(self, topology: Topology) -> dict[int, CpuUse]:
+        """Return how busy each logical CPU was since the last call, and its clock, of a few."""
+        shares, own, few = self._busy.shares(), self._programs.own_ticks(), len(topology.cores) <= _MAX_CORES
+        found = dict[int, CpuUse]()
+        for cpu in topology.online:
+            busy, one = shares.get(cpu, 0.0), clock(self.root, (cpu,)) if few else None
+            mine = min(own[cpu] / self._busy.ticks.get(cpu, 1.0), busy) if busy else 0.0
+            found[cpu] = CpuUse(busy, mine, one.high if one is not None else 0)
+        self._taken.append(found)
+        return found
+
+    def _others_on(self, cpus: Sequence[int]) -> tuple[str, ...]:
+        """Return the other programs that computed most while some of these CPUs were theirs; the same for a while, so
+        that they can be read."""
+        if len(self._taken) >= self._wait:
+            taken = [sum(one[cpu].busy - one[cpu].own for one in self._taken if cpu in one) for cpu in cpus]
+            is_much, names = max(taken, default=0.0) > _MUCH * len(self._taken), self._programs.names()
+            self._others, self._wait = names if is_much else (), _HOLD
+            self._taken.clear()
+        return self._others
 
     def now(self, facts: DiagnosticFacts, on: Computing, seen: object) -> tuple[DiagnosticFacts, object]:
         """Return facts with what is known of the bandwidth `on` cores, the clock and the free memory, now; and what has
@@ -101,7 +120,7 @@ class MachineReader:
             peaks = known_of(facts.topology, *on, root=self.root)
         available, nodes = available_bytes(self.root), facts.free_on
         free_on = {number: available_within((number,), self.root) for number in nodes}
-        speed, others = clock(self.root, on[0]), self._others.names()
+        speed, others = clock(self.root, on[0]), self._others_on(on[0])
         new = dict[str, Any](peaks=peaks, clock=speed, others=others, available=available, free_on=free_on)
         return dataclasses.replace(facts, **new), now
 
@@ -144,12 +163,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._conversation = services.conversation
         self._change: PlacementChange | None = None
         self._measuring = ""  # how far a measurement is
-        self._beside = ""  # what runs beside it
+        self._result = ""  # of the last one
         self._seen: object = None  # of what was measured
         self._is_looking = False
         self._stopped = False
-        self._past = deque[Mapping[int, tuple[float, int]]](maxlen=_MAX_PAST)  # of `now.cores`
-        self._was_computing = False
+        self._past = deque[Mapping[int, CpuUse]](maxlen=_MAX_PAST)  # of `now.cores`
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
         self._options: list[PlacementCandidate] = []
@@ -210,6 +228,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         session = self._services.session
         return session.activity is Activity.LOADING and isinstance(session.source, Path)
 
+    @property
+    def _load_progress(self) -> str:
+        """Return `loading 40 %`; "" while nothing is loaded."""
+        share = self._conversation.figures().load_fraction
+        done = "" if share is None else f" {percent_done(share)} %"
+        return f"loading{done}" if self._is_loading else ""
+
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
         is_first, spec, loaded = self.facts is None, PlacementSpec.of(self._services.settings), self._loaded
@@ -225,8 +250,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         engine = backend.engine if backend.pid or model else None
         counting = self._services.settings.hardware.counters
         self.now = dataclasses.replace(
-            self.now, model=model, loading=self._is_loading, engine=engine, counting=counting, placement=None,
-            placed=False, cpu_module="",
+            self.now, model=model, loading=self._load_progress, engine=engine, counting=counting, placement=None,
+            placed=False,
         )  # fmt: skip
         if self.facts is None or not self.has_widgets:
             return
@@ -255,7 +280,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _sample(self) -> None:
         if self.facts is None:
             return
-        if self._change is None and self.now.loading != self._is_loading:
+        if self._change is None and bool(self.now.loading) != self._is_loading:
             self._refresh_now()  # a load of the chat has begun or ended
             return
         sample = self._services.machine_watch.sample() if self.now.counting else None
@@ -266,7 +291,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             traffic = sample.bandwidth.total, sample.bandwidth.source
         elif reads is not None and figures.phase == "decoding":
             traffic = reads, "≈ by the model"
-        now = dataclasses.replace(self.now, sample=sample or self.now.sample, answered=answered, traffic=traffic)
+        now = dataclasses.replace(
+            self.now, sample=sample or self.now.sample, answered=answered, traffic=traffic, loading=self._load_progress
+        )
         if now != self.now:
             self.now = now
             self._show()
@@ -277,28 +304,24 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     @work(group="look")
     async def _look(self, before: DiagnosticFacts, on: Computing) -> None:
         """Read what changes by itself: clock, bandwidth, and which cores other programs use."""
-        was_computing, answers = self._was_computing, self._model is not None and not self._services.session.is_idle
-        is_computing = bool(answers or self._is_loading or self._measuring or self._change)  # here, not on a server
         try:
             facts, seen, cores = await run_in_daemon_thread(
                 lambda: (*self.reader.now(before, on, self._seen), self.reader.cores(before.topology))
             )
         finally:
-            self._is_looking, self._was_computing = False, is_computing
-        busy = frozenset(cpu for cpu, (share, _) in cores.items() if share > MAX_BUSY_CORES)
-        mine = {*on[0], *self._cpus_of(self._in_use)}
-        own = busy & mine if was_computing or is_computing else frozenset[int]()
-        shared = own if (one := self.now.answered) is not None and one.cores_share is not None else frozenset[int]()
+            self._is_looking = False
+        busy = frozenset(cpu for cpu, one in cores.items() if one.busy - one.own > MAX_BUSY_CORES)
+        working = frozenset(cpu for cpu, one in cores.items() if one.own > MAX_BUSY_CORES)
         if self.facts is not before:
             return
-        self._seen = seen
+        has_news, self._seen = seen != self._seen, seen
         self._past.append(self.now.cores)
-        now = dataclasses.replace(self.now, cores=cores, busy=busy - own | shared, working=own - shared)
+        now = dataclasses.replace(self.now, cores=cores, busy=busy, working=working)
         if (facts, now) != (before, self.now):
             self.facts, self.now = facts, now
             self._show()
-        if facts.peaks != before.peaks:
-            self._read_words()  # the model's speed rests on them
+        if has_news:
+            self._read_words()  # an answer or a measurement was kept, on which the model's speed rests
 
     def _cpus_of(self, spec: PlacementSpec) -> tuple[int, ...]:
         if (model := self.now.model) is not None and model.cpus and spec == self._in_use:
@@ -319,10 +342,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self.query_one("#help", FactsTable).show(machine.helping(facts, now, 3 if size.height >= ROOMY else 1))
         n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
         cores = machine.core_chart(facts.topology, now, self._past if n_rows > 1 else ()) if has_room else None
-        if cores is not None and self.has_class("-narrow"):
-            cores = dataclasses.replace(cores, heading="")
         self.query_one("#cores", Bars).show(cores, n_rows)
-        told = self._measuring and self._measuring + self._beside
+        told = self._measuring or self._result
         self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
         self.query_one("#kernels", Bars).show(now.kernels if now.kernels is not None and now.kernels.bars else None)
         of_model, of_machine = machine.rows(facts, now)
@@ -336,13 +357,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         use = Use(cpus, self.now.busy, self.now.working) if cpus else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
         name = next((one.name for one in self._options if one.spec == spec), "custom")
-        state = ("loading" if self.now.loading else "in use") if spec == self._in_use else "not in use"
+        state = (self.now.loading or "in use") if spec == self._in_use else "not in use"
         self.query_one("#machine").border_subtitle = Content(f"{state}: {name}")
 
     @work(exclusive=True, group="words")
     async def _read_words(self) -> None:
         """Read what is known of the model, of passes, CPU modules and kernels on the cores of the settings."""
-        settings, in_effect, model, on = self._services.settings, self._conversation.in_effect, self._model, self._on
+        settings, model, on = self._services.settings, self._model, self._on
         engine, known = self._conversation.backend.engine, self.facts and self.facts.peaks.all_cores
 
         def kernels() -> machine.Chart:
@@ -352,15 +373,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         passes, used, here = await run_in_daemon_thread(
             lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_model())
         )
-        module = machine.cpu_module(settings, in_effect, engine)
-        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used, here=here)
+        self.now = dataclasses.replace(self.now, passes=passes, kernels=used, here=here)
         self._show()
 
     def _read_model(self) -> machine.ModelHere | None:
-        """Return what the model that is or will be loaded, else the one used last, does here; of neither, what one of
-        usual size would. Blocks."""
-        from cpuchat.models.machine import this_machine
-
+        """Return what the model that is or will be loaded, else the one used last, does here. Blocks."""
         services, loaded, wanted = self._services, self._model, self._services.session.source
         with contextlib.suppress(CpuchatError):
             path = Path(loaded.path) if loaded is not None else wanted if isinstance(wanted, Path) else None
@@ -368,7 +385,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
                 path = services.library.resolve(last)
             if path is not None:
                 return machine.model_here(path, services.settings, services.library, loaded)
-            return machine.usual_model_here(this_machine(services.settings, root=self.reader.root))
         return None
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
@@ -401,7 +417,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "apply":
-            return True if self.facts is not None and self._change is None else None
+            return False if self.has_class("-one") else (self.facts is not None and self._change is None) or None
         return True
 
     def action_apply(self) -> None:
@@ -460,9 +476,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         elif (on := self._on) is None:
             self.notify("The configured cores cannot be used. Choose a placement below.", severity="warning")
         else:
-            self._measuring, self._stopped = "measuring…", False
-            self._beside = " · a lower bound: other programs run" if self.now.busy else ""
-            self._services.session.measure(self._measure(self.facts.topology, on), self._stop_measuring)
+            self._measuring, self._stopped, self._result = "measuring…", False, ""
+            self._services.session.measure(self._measure(self.facts, on), self._stop_measuring)
             self._show()
             self.query_one("#bandwidth").scroll_visible(animate=False)
 
@@ -481,12 +496,14 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _stop_measuring(self) -> None:
         self._stopped = True
 
-    async def _measure(self, topology: Topology, on: Computing) -> None:
-        steps = self.reader.measure(topology, on, lambda: self._stopped)
+    async def _measure(self, before: DiagnosticFacts, on: Computing) -> None:
+        steps = self.reader.measure(before.topology, on, lambda: self._stopped)
         try:
             while self._measuring:
                 self._measuring = await run_in_daemon_thread(lambda: next(steps, ""))
                 self._show()
+            after, _ = await run_in_daemon_thread(lambda: self.reader.now(before, on, None))
+            self._result = machine.measured_anew(before.peaks.all_cores, after.peaks.all_cores)
         except Interrupted:
             pass
         except CpuchatError as error:
@@ -496,6 +513,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             if self.has_widgets:
                 self._sample()
                 self._show()
+                self.call_after_refresh(self.query_one("#bandwidth").scroll_visible, animate=False)
 
     async def action_close(self) -> None:
         if self._measuring:

@@ -185,5 +185,7 @@ def test_cores_that_were_busy_since_the_last_look(tmp_path: Path) -> None:
     assert busy.since_last({0, 1}) is None
     write(tmp_path, {"proc/stat": then})
     assert busy.since_last({0, 1}) == 0.8 + 0.2
-    write(tmp_path, {"proc/stat": first})
-    assert busy.since_last({2}) == 0
+    write(tmp_path, {"proc/stat": first})  # the counters went back, as after hibernation
+    assert busy.since_last({0, 1, 2}) == 0
+    write(tmp_path, {"proc/stat": "cpu0 150 0 0 850 0 0 0 0"})  # idle time alone did: no more than one core is busy
+    assert busy.since_last({0}) == 1

@@ -99,7 +99,7 @@ def test_no_row_moves_during_a_whole_answer(what: str, size: tuple[int, int]) ->
     finished = msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING, draft_n=470)
     answer += [drafted(REFUSED, 240), msgspec.structs.replace(FINISHED, timings=finished)]
     meter.expect(Speculation(drafters=("suffix", "draft")))
-    labels = (*LABELS, "average", "prefill", "acceptance  ", "per pass", "bandwidth", "limit by compute", "private mem")
+    labels = (*LABELS, "answer", "prefill", "acceptance  ", "per pass", "bandwidth", "limit", "private mem")
     for n, event in enumerate(answer):
         meter.observe(event, n / 10)
         if n >= len(LOADED) and (what == "brief" or n < len(answer) - 1):
@@ -109,15 +109,29 @@ def test_no_row_moves_during_a_whole_answer(what: str, size: tuple[int, int]) ->
     assert len(found) >= 3 and all(len(where) == 1 for where in found.values()), found
 
 
-def test_the_timeline_ends_at_the_limit_that_applies() -> None:
-    for state, words in (("writing", "55.6 limit with drafts"), ("loaded", "31.1 limit without drafts")):
-        row = drawn("brief", state)[3]
-        assert row.startswith("╌") and row.endswith(words)
-    now = STATES["writing"][0].figures().roofline
-    slow = dataclasses.replace(now, ceiling_compute=Metric(50.0))
-    assert drawn("brief", "writing", roofline=slow)[3].endswith(" 50.0 limit by compute")
-    assert drawn("brief", "off")[3].endswith("42.4 limit without drafts")  # raised by what was read
+def test_the_limit_is_a_line_of_the_timeline_and_the_same_before_and_while_drafts_pass_it() -> None:
+    at: dict[str, int] = {}
+    for state, limit in (("loaded", 30.7), ("writing", 30.7), ("off", 43.7)):  # raised by what was read
+        ((at[state], row),) = (one for one in enumerate(drawn("brief", state)) if one[1].startswith("╌"))
+        assert row.endswith(f" {limit} limit")
+    assert at["loaded"] == 3 and at["writing"] > 3  # what is faster stands above it
     assert drawn("brief", "idle")[3] == ""
+
+
+def test_a_speed_now_is_told_from_that_of_the_answer() -> None:
+    """While it is written, both; then, also of drafts, that of the whole answer."""
+    meter = meter_after(*LOADED, *READING, *writing(6), drafted(DRAFTING))
+    both = meter.figures().drafting
+    rows = "\n".join(drawn("brief", meter))
+    assert "answer" in rows and f"drafts    {100 * (both.acceptance_now.value or 0):.0f} %" in rows
+    timings = msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING)
+    meter.observe(msgspec.structs.replace(FINISHED, timings=timings), 9.0)
+    rows = "\n".join(drawn("brief", meter))
+    assert (
+        "answer " not in rows
+        and "written " in rows
+        and f"drafts    {100 * (meter.figures().drafting.acceptance.value or 0):.0f} %" in rows
+    )
 
 
 def test_an_audience_sees_what_is_known_of_an_answer_of_one_token() -> None:
@@ -221,15 +235,16 @@ def test_the_picture_in_the_docs_is_what_the_panel_draws() -> None:
     """`UPDATE_SNAPSHOTS=1` renews it."""
     notes = {
         1: "live tok/s, and the speed-up over plain decoding",
-        3: "the limit that applies now",
-        5: "tok/s of the last minute, up to that limit",
-        9: "from the request to the first token",
-        10: "share of drafted tokens that were accepted, and the drafter",
+        3: "tok/s of the last minute",
+        4: "the limit of plain decoding, which drafts may pass",
+        9: "average of the answer",
+        10: "from the request to the first token",
         11: "share of the read bandwidth; ╎ is its peak",
         12: "tokens in the context, and its size",
+        13: "share of drafted tokens that were accepted, and the drafter",
     }
     meter = meter_after(*LOADED, *READING, *writing(60), drafted(DRAFTING))
-    panel = [f"{row:<27}" for row in drawn("brief", meter, (TALL, 27))[:TALL]]
+    panel = [f"{row:<27}" for row in drawn("brief", meter, (TALL + 2, 27))[: TALL + 1]]
     head = f"╭─ {title(meter.figures())} ".ljust(30, "─") + "╮"
     lines = [f"│ {row} │  {notes.get(y, '')}".rstrip() for y, row in enumerate(panel)]
     picture = "\n".join(["```text", head, *lines, f"╰{'─' * 29}╯", "```"]).replace("\u2800", " ")
