@@ -102,8 +102,8 @@ def quantize(
     terminal.line(f"{made}  {size(made.stat().st_size)}")
     layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
     terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
-    if not any(place.path.samefile(made) for place in library.places() if place.path.exists()):
-        terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
+    name = library.typed_names([*filter(None, [library.at(made)])])[0]
+    terminal.note(f"Start it: `cpuchat -m {name}`.")
 
 
 def _list_types() -> None:
