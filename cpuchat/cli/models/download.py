@@ -10,7 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUnsupported, UsageError, from_code
+from cpuchat.base import errors
+from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUnsupported, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import laid_over, setting
@@ -66,11 +67,11 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
         if as_json or not is_terminal(sys.stdin):
             raise UsageError(clean_line(why_not), "Add --yes to download it anyway.")
         if not click.confirm("Download it anyway?", err=True):
-            raise Interrupted("Nothing was downloaded.")
+            raise errors.Declined("Nothing was downloaded.")
     done = asyncio.run(_download(repository, model, terminal))
     terminal.clear_progress()
     if done.state == "failed":
-        raise from_code(done.code, done.message, done.hint)
+        raise errors.from_code(done.code, done.message, done.hint)
     if done.state != "done":
         raise Interrupted(
             f"Stopped at{progress.percent(done)}; the partial file is kept.",

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
+from cpuchat.base.errors import Declined, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import is_terminal, print_json
@@ -256,7 +256,7 @@ def delete_model(spec: str, yes: bool) -> None:
         for line in (*(f"delete {file}" for file in deletion.files), *deletion.stays):
             click.echo(f"  {clean_line(line)}", err=True)
         if not click.confirm("Delete?", err=True):
-            raise Interrupted("Nothing was deleted.")
+            raise Declined("Kept; nothing was deleted.")
     freed = delete(deletion)
     if yes:  # else it was shown before
         for line in deletion.stays:
