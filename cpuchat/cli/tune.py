@@ -28,7 +28,7 @@ only root can change."""
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(model: str | None, undo: bool, as_json: bool) -> int:
-    """Find the fastest settings for MODEL (as of --model; default: the one used last), by measuring for 3 minutes."""
+    """Find the fastest settings for MODEL (or -m MODEL; default: the one used last), by measuring for 3 minutes."""
     import asyncio
 
     from cpuchat.cli.session import stoppable

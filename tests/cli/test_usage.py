@@ -60,7 +60,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["chat"], ["chat", "Did you mean cpuchat chats?"]),
         (["help", "nothing"], ["no page 'nothing'", "first-model", "cpuchat --help"]),
         (["demo"], ["cpuchat -m demo"]),
-        (["tune", "-m", "demo"], ["Name the model without -m: cpuchat tune [MODEL]."]),
+        (["tune", "-m", "demo", "--max"], ["No such option: --max"]),
         pytest.param(["--temperature", "0", "ask", "q"], ["command: cpuchat ask --temperature 0 q"], id="too-early"),
         pytest.param(["chats", "foo"], ["Its commands: list, export, import."], id="no-subcommand"),
         (["chats", "rm", "x"], ["d in the list of chats"]),
