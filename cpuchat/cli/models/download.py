@@ -100,8 +100,8 @@ def _explain(
     except (ModelDamaged, ModelUnsupported) as error:
         terminal.warn(f"  ! {clean_line(error.message)}")
         return error.message
-    except CpuchatError as error:
-        terminal.warn(f"  ! {clean_line(str(error))}")
+    except CpuchatError:  # the download says why, if it fails, too
+        terminal.warn("  ! The header could not be read; what follows is estimated from the size.")
         predicted = estimate(model.size, machine, quantization=model.quantization)
     else:
         predicted = predict(header, chosen.load_options(), machine)
