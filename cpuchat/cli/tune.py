@@ -42,7 +42,8 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
     path = model_path(model, chosen)
     if undo:
         known = forget_tuned(path)
-        click.echo(f"{known_as(path)}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
+        told = "untuned from the next load." if known else "was not tuned; nothing to undo."
+        print_json({"path": str(path), "undone": known}) if as_json else click.echo(f"{known_as(path)}: {told}")
         return 0
     tuner, terminal, said = Tuner(path, chosen), TerminalOutput(), 0
 

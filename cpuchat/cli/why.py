@@ -48,7 +48,7 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
     settings = words.rows(facts)
     environment = read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen)
     if as_json:
-        report = {"model": facts.model.name, "environment": environment, "settings": settings}
+        report = {"model": facts.model.name, "path": facts.model.path, "environment": environment, "settings": settings}
         print_json(msgspec.to_builtins(report))
     else:
         for label, text in words.about(facts, environment):

@@ -169,7 +169,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         rows = list[dict[str, Any]]()
         for model in found:
             predicted = expected.get(model.id)
-            figures = {"fit": verdict(predicted) or None, "tok_s": predicted.tok_s if predicted is not None else None}
+            figures = {"fit": verdict(predicted) or None, "predicted_tok_s": predicted and predicted.tok_s}
             figures["head"] = msgspec.to_builtins(usual_head(model, machine))
             rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
         return print_json(rows)

@@ -43,8 +43,8 @@ MODEL is what --model takes, or a model on Hugging Face, of which only the heade
 
 
 _HEADER_FIGURES = (
-    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
-    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
+    "name", "version", "architecture", "quantization", "n_params", "n_params_active", "n_ctx_train", "n_layer",
+    "n_embd", "n_ff", "key_length", "value_length",
 )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     if as_json:
         described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
         plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
-        plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count}
+        plain |= {"size": header.file_size, "path": str(header.path), "parts": header.split_count}
         plain |= {"heads": header.n_head, "settings": dict(found.settings)}
         if tensors:
             plain["tensor_list"] = msgspec.to_builtins(header.tensors)
@@ -186,8 +186,9 @@ def list_models(as_json: bool) -> None:
         for row, model, spec in zip(rows, found, specs, strict=True):
             del row["work"]
             row |= {key: row[key] or None for key in ("last_used", "measured_tok_s", "drafted_tok_s")}
-            expected = estimate_local(model, tuned.of(model.path)).tok_s if model.damaged is None else None
-            row |= {"spec": spec, "state": model.state, "predicted_tok_s": expected}
+            expected = estimate_local(model, tuned.of(model.path)) if model.damaged is None else None
+            row |= {"spec": spec, "state": model.state, "fit": verdict(expected) or None}
+            row["predicted_tok_s"] = expected.tok_s if expected is not None else None
         return print_json(rows)
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
