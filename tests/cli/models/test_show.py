@@ -34,7 +34,6 @@ def test_a_file_in_sections_and_as_json(tiny_model: Path) -> None:
     found = json.loads(run("models", "show", str(tiny_model), "--json", "--tensors").stdout)
     header = read_header(tiny_model)
     assert (found["path"], found["n_params"], found["problem"]) == (str(tiny_model), header.n_params, "")
-    assert found["token_bytes"].keys() >= {"attention", "FFN", "output", "KV cache"}
     assert found["settings"]["llama.block_count"] == "2" and found["tokenizer"]["kind"] == "BPE"
     assert [tensor["name"] for tensor in found["tensor_list"]] == [tensor.name for tensor in header.tensors]
 
