@@ -75,6 +75,7 @@ class LazyGroup(SectionedCommand, click.Group):
         return list(self.by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = _ELSEWHERE.get(cmd_name, cmd_name) if ctx.parent is not None else cmd_name  # `models ls`
         if cmd_name not in self.by_name:
             return None
         module, attribute, _ = self.by_name[cmd_name]

@@ -66,7 +66,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["chats", "rm", "x"], ["d in the list of chats"]),
         (["chats", "show", "x"], ["cpuchat chats export ID -o chat.md"]),
         (["pull", "x"], ["Did you mean cpuchat models download?"]),
-        (["models", "inspect", "x"], ["Did you mean cpuchat models show?"]),
+        (["models", "rm", "demo", "--yes"], ["part of cpuchat"]),
         (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
         (["-m", "demo", "ask", "Why is it?"], ["cpuchat ask -m demo 'Why is it?'"]),
         pytest.param(["ask", "-"], ["No question"], id="dash"),

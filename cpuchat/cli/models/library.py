@@ -6,7 +6,8 @@ import difflib
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import click
 import msgspec
@@ -26,7 +27,7 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.inspect import inspect
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.library import Library, as_typed, short_specs, specs_of
+from cpuchat.models.library.library import Library, as_typed, is_named, short_specs, specs_of
 from cpuchat.models.library.places import STORES, LocalModel, grouped, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
@@ -168,19 +169,26 @@ _HEADINGS = ("QUANT", "SIZE", "FIT", "TOK/S", "-m", "PLACE", "USED", "CONTEXT", 
 _LEAST_NAME, _SHORT_SPEC = 20, 18
 """Characters that a name and what -m takes have on a narrow terminal; the latter is not cut but left out."""
 _PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
+_ORDERS: dict[str, Callable[[LocalModel], float]] = {"size": lambda one: one.size, "used": lambda one: one.last_used}
 
 
 @click.command("list", epilog=_LIST_EPILOG)
+@click.argument("words", nargs=-1)
+@click.option("--sort", type=click.Choice([*_ORDERS]), help="Sort by this, the largest or latest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
-def list_models(as_json: bool) -> None:
+def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None:
     """List the bundled models, those in the Hugging Face cache and your folders, and those of Ollama, LM Studio and
-    llama.cpp: model by model, damaged ones last."""
+    llama.cpp: model by model, damaged ones last. WORDS filter by name and place."""
     chosen = settings.load()
     machine = this_machine(chosen)
     tuned = TunedMachine(chosen, machine)
-    groups = grouped(Library(chosen.model.folders).local_models())
-    found = [model for group in groups for model in group]
-    specs = short_specs(found)
+    every = Library(chosen.model.folders).local_models()
+    known = dict(zip((model.path for model in every), short_specs(every), strict=True))
+    groups = grouped([one for one in every if is_named(one, [word.lower() for word in words], _place(one))])
+    if sort:
+        groups = [[model] for model in sorted(chain(*groups), key=_ORDERS[sort], reverse=True)]
+    found = [*chain(*groups)]
+    specs = [known[model.path] for model in found]
     if as_json:
         rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
         for row, model, spec in zip(rows, found, specs, strict=True):
@@ -219,6 +227,10 @@ def _remark(model: LocalModel) -> str:
     return "" if model.has_template or model.state else f"{file}: no chat template: continues text, may not answer."
 
 
+def _place(model: LocalModel) -> str:
+    return _PLACES.get(model.source) or paths.shown(model.path.parent)
+
+
 def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     """Return what `_HEADINGS` stand over."""
     is_sound = model.damaged is None
@@ -230,7 +242,7 @@ def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ..
         verdict(expected) or model.state,
         rate(model.measured_tok_s) if model.measured_tok_s else predicted,
         spec,
-        _PLACES.get(model.source) or paths.shown(model.path.parent),
+        _place(model),
         time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
         f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
         paths.shown(model.path),

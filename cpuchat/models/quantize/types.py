@@ -189,7 +189,7 @@ def check_place(out: Path, source: GGUFHeader, *, force: bool) -> None:
         if out.is_dir():
             raise UsageError(f"{out} is a folder.", "Give a file name.")
         if out.exists() and any(part.samefile(out) for part in model_files(source.path)):
-            raise UsageError("A model cannot be quantized into itself.", "Choose another name.")
+            raise UsageError("A model cannot be quantized into itself.", "Give OUT, or name a larger SOURCE.")
         check_free(out, force=force)
     except OSError as error:
         raise _unwritable(out, error) from None

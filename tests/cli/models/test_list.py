@@ -36,6 +36,16 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
     assert "up to 2× off until measured" in done.stderr
 
 
+def test_it_is_filtered_by_words_and_sorted_and_names_stay(tiny: Path, tiny_model_without_template: Path) -> None:
+    settings.update({"model": {"folders": [str(tiny_model_without_template.parent)]}})
+    every = json.loads(run("models", "list", "--json").stdout)
+    largest = json.loads(run("models", "ls", "--sort", "size", "--json").stdout)
+    assert [one["size"] for one in largest] == sorted((one["size"] for one in every), reverse=True)
+    assert json.loads(run("models", "list", "HF", "tiny", "--json").stdout) == [
+        one for one in every if one["source"] == "huggingface"
+    ]
+
+
 def test_a_narrow_terminal_keeps_the_figures_and_cuts_no_name_that_is_typed(hub: Path, tiny_model: Path) -> None:
     cached(hub, "some/a-very-long-name-of-a-repository-GGUF", f"{'long-' * 9}F32.gguf", tiny_model)
     shown = pexpect.run(f"{COMMAND[0]} {' '.join(COMMAND[1:])} models list", dimensions=(24, 60), timeout=HANG_GUARD)
