@@ -15,8 +15,10 @@ from pathlib import Path
 import click
 import pytest
 
+from cpuchat.base.errors import _KINDS
 from cpuchat.cli.lazy import LazyGroup
-from cpuchat.cli.main import cli
+from cpuchat.cli.main import SIGPIPE_STATUS, cli
+from cpuchat.measure.peak import ProbeFailed
 from cpuchat.tui import keys
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +97,12 @@ def test_a_page_is_what_the_program_says(name: str) -> None:
 def test_help_fits_into_80_columns() -> None:
     too_long = [line for *_, help in _listed(cli, "cpuchat", 80) for line in help.splitlines() if len(line) > 80]
     assert too_long == []
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    *_, table = commands_page().partition("## Exit codes")
+    codes = {int(line.split()[1]) for line in table.splitlines() if line.startswith("| ") and line.split()[1].isdigit()}
+    assert codes == {0, SIGPIPE_STATUS, ProbeFailed.exit_code, *(kind.exit_code for kind in _KINDS.values())}
 
 
 def test_the_rooms_are_those_of_the_import_contracts() -> None:

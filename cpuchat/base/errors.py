@@ -205,6 +205,10 @@ class Interrupted(CpuchatError, code="interrupted", exit_code=130):
     """The user stopped it."""
 
 
+class Declined(CpuchatError, code="declined"):
+    """The user answered no: nothing was done."""
+
+
 def from_code(code: str, message: str, hint: str = "") -> CpuchatError:
     """Rebuild the typed error that another process reported."""
     return _KINDS.get(code, CpuchatError)(message, hint)

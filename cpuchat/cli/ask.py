@@ -56,14 +56,14 @@ cpuchat docs exit-codes."""
     help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
 )  # fmt: skip
 @click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read.")
-@click.option("--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed.")
 @options.section_options("chat", "sampling")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times.")
 @click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema.")
 @click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF).")
 @options.section_options("engine", "speculation")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
+@click.option("--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed.")
 @click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors.")
 def ask(
     question: tuple[str, ...], model: str | None, server: str | None, system: str | None, files: tuple[str, ...],

@@ -23,18 +23,31 @@ _INSTEAD = {
 """What is done otherwise here."""
 
 
+_NAME_MODELS = "model", "models", "a", "base", "spec", "specs", "source", "target"
+"""Arguments that may be given as `-m MODEL`, too."""
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "Answer": ("chat", "raw", "stop", "json_schema", "grammar", "show_reasoning"),
+    "Preset, server and tools": ("preset", "server", "tool_servers", "allow_tools"),
+    "Matrix": ("drafters", "draft_models", "threads", "cores", "memory_policies", "kv_types", "flash_attn", "users"),
+    "As llama-bench": ("pp", "tg", "depth"),
+}
+"""Options of `--help` that do not stand first, by their names or tables in config.toml; other tables have their own."""
+
+
 class SectionedCommand(click.Command):
-    """A command whose `--help` lists its own options before those of settings, by their tables in config.toml."""
+    """A command whose `--help` lists its main options first, and those of settings last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        tables: dict[str, list[tuple[str, str]]] = {"Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []} | {title: [] for title in _SECTIONS}
         for option in self.get_params(ctx):
             table, _, key = (option.name or "").partition("__")
             if isinstance(option, click.Option) and (row := option.get_help_record(ctx)) is not None:
-                tables.setdefault(table.title() if key and table != "chat" else "Options", []).append(row)
-        for title, rows in tables.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
+                title = next((title for title, names in _SECTIONS.items() if table in names), "")
+                sections.setdefault(title or (table.title() if key else "Options"), []).append(row)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def chat_options(command: F) -> F:
@@ -62,10 +75,23 @@ class LazyGroup(SectionedCommand, click.Group):
         return list(self.by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = _ELSEWHERE.get(cmd_name, cmd_name) if ctx.parent is not None else cmd_name  # `models ls`
         if cmd_name not in self.by_name:
             return None
         module, attribute, _ = self.by_name[cmd_name]
         return getattr(importlib.import_module(module), attribute)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return what click does, with `-m MODEL` as the MODEL of a command that takes that as an argument."""
+        name, command, rest = super().resolve_command(ctx, args)
+        params = command.params if command is not None else []
+        first = next((one.name for one in params if isinstance(one, click.Argument)), "")
+        if first in _NAME_MODELS and not any("-m" in one.opts for one in params):
+            end = rest.index("--") if "--" in rest else len(rest)
+            rest = [*(one.removeprefix("--model=") for one in rest[:end] if one not in ("-m", "--model")), *rest[end:]]
+        return name, command, rest
 
     def hint(self, path: str, name: str) -> str:
         """Return what someone who typed `name` after `path` may have meant, commands of its groups too; or ""."""

@@ -220,14 +220,9 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
         hint = ctx.command.hint(command, wrong) or hint
     if wrong.lower().endswith(".gguf") or "/" in wrong or wrong.startswith("demo"):
         hint = f"Open a model with -m: cpuchat -m {wrong}"
-    elif (
-        " " in words
-        and len(words) < _LONGEST_QUESTION
-        and (
-            (command == "cpuchat" and not words.startswith("--"))
-            or (command == "cpuchat why" and "extra arg" in message)
-        )
-    ):
+    elif " " in words and len(words) < _LONGEST_QUESTION and (
+        (command == "cpuchat" and not words.startswith("--")) or (command == "cpuchat why" and "extra arg" in message)
+    ):  # fmt: skip
         hint = f"{hint} To ask that: {shlex.join(['cpuchat', 'ask', *arguments])}"
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
 

@@ -46,7 +46,8 @@ def setting(key: str, help: str = "") -> Decorator:
     # Its bounds are checked with those of config.toml.
     kind = {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
     kind = click.Choice(get_args(hint)) if get_origin(hint) is Literal else kind
-    metavar = words.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind)
+    many = isinstance(kind, click.Choice) and len(kind.choices) > 4  # the error for a wrong one lists them
+    metavar = words.metavar or ("TYPE" if many else {click.INT: "N", click.FLOAT: "X"}.get(kind))
     return click.option(declared.option, name, type=kind, default=None, help=help, metavar=metavar)
 
 

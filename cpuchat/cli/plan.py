@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  cpuchat plan                        the catalog here, the fastest first
+  cpuchat plan                        what runs here, the fastest first
   cpuchat plan --on 9354 --tok-s 10   what runs at 10 tok/s there
   cpuchat plan 70b:Q4_K_M --on 9754   one model: fit, speed, users
   cpuchat plan 8b --on lab --json     machines/lab.toml in the config folder
@@ -59,7 +59,7 @@ def plan(
 ) -> None:
     """Plan before buying or downloading: does a model fit a machine, how fast, for how many users.
 
-    Without MODEL it lists the catalog on the machine."""
+    Without MODEL it lists the catalog and your files on the machine."""
     from cpuchat.planner import plan as planner
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
@@ -110,12 +110,12 @@ def _show_catalog(
     if as_json:
         return print_json(msgspec.to_builtins(plans))
     limit = f" at {target:g} tok/s or more" if target is not None else ""
-    click.echo(f"{machine.name}: {len(plans)} models of the catalog run{limit}.\n")
-    echo_table([words.CATALOG_HEADS, *map(words.catalog_row, plans)], right=(2, 3, 4, 5), drop=(2, 5, 1))
+    click.echo(f"{machine.name}: {len(plans)} models run{limit}.\n")
+    echo_table([words.CATALOG_HEADS, *map(words.catalog_row, plans)], right=(2, 3, 4, 5), drop=(5, 4, 1))
     click.echo()
     return echo_paragraph(
         f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
-        f"{words.free_now(machine)}{words.doubt(machine)}"
+        f"{words.marks(plans)}{words.doubt(machine)}"
     )
 
 

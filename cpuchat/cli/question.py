@@ -18,7 +18,6 @@ INPUT_LIMIT = 32 << 20
 _PATIENCE_SECONDS = 3.0
 _LIKE_OPTION = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _LONGEST_LINE = 300
-_NAME_MODELS = "model", "models", "a", "base", "spec", "specs", "source", "target"  # arguments
 
 
 class TextCommand(SectionedCommand):
@@ -88,9 +87,6 @@ def no_option_hint(ctx: click.Context | None, wrong: str) -> str:
 
     help = f"See {ctx.command_path if ctx is not None else 'cpuchat'} --help."
     word = wrong.partition("=")[0].lstrip("-")
-    first = next((one for one in ctx.command.params if isinstance(one, click.Argument)), None) if ctx else None
-    if ctx is not None and first is not None and word in ("m", "model") and first.name in _NAME_MODELS:
-        return f"Name the model without {wrong}: {ctx.command_path} {first.make_metavar(ctx)}."
     if ctx is None or len(word) < 2:
         return help
     names = {flag[2:] for one in ctx.command.get_params(ctx) for flag in one.opts if flag.startswith("--")}

@@ -80,7 +80,7 @@ def serve(
     model: str | None, host: str, port: int, alias: tuple[str, ...], queue: int, parallel: int, idle_unload: float,
     cors_origin: tuple[str, ...], quiet: bool, **values: Any,
 ) -> int:  # fmt: skip
-    """Serve MODEL (as of --model; default: the one used last) to other programs: OpenAI's and Anthropic's dialects."""
+    """Serve MODEL (or -m MODEL; default: the one used last) to other programs: OpenAI's and Anthropic's dialects."""
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if strict:
         require_draft_in_use(chosen)

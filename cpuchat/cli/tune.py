@@ -28,7 +28,7 @@ only root can change."""
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(model: str | None, undo: bool, as_json: bool) -> int:
-    """Find the fastest settings for MODEL (as of --model; default: the one used last), by measuring for 3 minutes."""
+    """Find the fastest settings for MODEL (or -m MODEL; default: the one used last), by measuring for 3 minutes."""
     import asyncio
 
     from cpuchat.cli.session import stoppable
@@ -42,7 +42,8 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
     path = model_path(model, chosen)
     if undo:
         known = forget_tuned(path)
-        click.echo(f"{known_as(path)}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
+        told = "untuned from the next load." if known else "was not tuned; nothing to undo."
+        print_json({"path": str(path), "undone": known}) if as_json else click.echo(f"{known_as(path)}: {told}")
         return 0
     tuner, terminal, said = Tuner(path, chosen), TerminalOutput(), 0
 

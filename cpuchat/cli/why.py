@@ -27,7 +27,7 @@ a setting that does nothing here, ✗ marks what does not work as set. `cpuchat 
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @section_options("engine", "speculation")
 def why(model: str | None, as_json: bool, **values: Any) -> int:
-    """Prove which settings of MODEL (as of --model; default: the one used last) work on this machine."""
+    """Prove which settings of MODEL (or -m MODEL; default: the one used last) work on this machine."""
     from cpuchat.bench.results import read_environment
     from cpuchat.bench.why import SettingFacts, prove
     from cpuchat.cli.session import Session
@@ -48,7 +48,7 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
     settings = words.rows(facts)
     environment = read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen)
     if as_json:
-        report = {"model": facts.model.name, "environment": environment, "settings": settings}
+        report = {"model": facts.model.name, "path": facts.model.path, "environment": environment, "settings": settings}
         print_json(msgspec.to_builtins(report))
     else:
         for label, text in words.about(facts, environment):

@@ -40,8 +40,8 @@ _DEFAULTS = EngineOptions()
 
 
 def bytes_per_token(header: GGUFHeader) -> float:
-    """Return the bytes that a plain pass reads with an empty context."""
-    return bytes_read(model_work(header), 1)
+    """Return the bytes that a plain pass behind `N_PAST` tokens reads."""
+    return bytes_read(model_work(header), 1, N_PAST)
 
 
 def model_work(
@@ -88,27 +88,6 @@ def _read_tensors(header: GGUFHeader, of_head: bool) -> Iterator[tuple[str, Tens
         if tensor.name == header.output_matrix != head:  # the model's; its head has one of its own
             continue
         yield "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense", tensor
-
-
-_PURPOSES = {
-    "attention": re.compile(r"blk\.\d+\.(?:attn|indexer)"),
-    "recurrent layers": re.compile(r"blk\.\d+\.(?:ssm|time_mix|shortconv)"),
-    "FFN": re.compile(r"blk\.\d+\.(?:ffn|channel_mix)"),
-}
-
-
-def token_bytes(header: GGUFHeader, options: EngineOptions = _DEFAULTS) -> dict[str, int]:
-    """Return the bytes that a plain pass behind `N_PAST` tokens reads, by what they are for, the largest first."""
-    work = model_work(header, options)
-    cache = sum(one.nbytes * one.cells(1, N_PAST) for one in work.attention)
-    found = Counter[str]({"other": work.row, "recurrent state": 2 * work.state, "KV cache": round(cache)})
-    for part, tensor in _read_tensors(header, of_head=False):
-        named = next((name for name, pattern in _PURPOSES.items() if pattern.match(tensor.name)), "other")
-        if part == "experts":
-            found["experts"] += tensor.nbytes * work.n_expert_used // work.n_expert
-        elif part == "head" or not is_table(tensor):
-            found["output" if part == "head" else named] += tensor.nbytes
-    return {name: nbytes for name, nbytes in found.most_common() if nbytes > 0}
 
 
 def is_table(tensor: TensorInfo) -> bool:

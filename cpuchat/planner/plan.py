@@ -317,19 +317,19 @@ def _known(name: str, quantization: str, catalog: Catalog, chosen: Settings) -> 
 
 
 def models_here(catalog: Catalog, chosen: Settings, quantization: str = "") -> dict[str, PlannedModel]:
-    """Return the catalog's models whose files are on this machine, by id: with that quantization, or any, the usual one
-    first. Reads their headers."""
+    """Return the models whose files are on this machine: those of the catalog by id, with that quantization, or any,
+    the usual one first; others but the demo's by path. Reads their headers."""
     files = [
-        (entry, one) for one in Library(chosen.model.folders).local_models()
-        if one.damaged is None and quantization in ("", one.quantization)
-        and (entry := match_local(catalog, one)) is not None
+        (match_local(catalog, one), one) for one in Library(chosen.model.folders).local_models()
+        if one.damaged is None and one.source != "demo" and quantization in ("", one.quantization)
     ]  # fmt: skip
-    files.sort(key=lambda pair: pair[1].quantization != (pair[0].quantization or USUAL))
+    files.sort(key=lambda pair: pair[1].quantization != ((pair[0] and pair[0].quantization) or USUAL))
     found: dict[str, PlannedModel] = {}
     for entry, one in files:
-        if entry.id not in found:
+        id, name = (entry.id, entry.name) if entry is not None else (str(one.path), shown_name([one]))
+        if id not in found:
             with contextlib.suppress(CpuchatError):  # a file that changed just now
-                found[entry.id] = from_header(read_model(one.path), entry.name, chosen.load_options())
+                found[id] = from_header(read_model(one.path), name, chosen.load_options())
     return found
 
 
@@ -356,7 +356,7 @@ def from_header(header: GGUFHeader, name: str = "", options: LoadOptions = _OPTI
     return PlannedModel(
         name=name or header.name,
         quantization=header.quantization,
-        size=header.size,
+        size=header.file_size,
         work=model_work(header, options, alike=ALIKE),
         kv_rows={window: float(nbytes) for window, nbytes in rows.items()},
         n_ctx_train=header.n_ctx_train,
@@ -668,11 +668,16 @@ def catalog_plans(
     here: Mapping[str, PlannedModel] = NONE_HERE,
     options: LoadOptions = _OPTIONS,
 ) -> list[CapacityPlan]:
-    """Return a plan for each chat model of the catalog, in its usual quantization, that fits the machine, the fastest
-    first; those of `here` (`models_here`) are planned by their files."""
+    """Return a plan for each chat model of the catalog, in its usual quantization, and each file of `here`
+    (`models_here`), that fits the whole memory of the machine, whatever is free now, the fastest first."""
     chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
-    models = [here.get(entry.id) or from_catalog(entry) for entry in chat]
-    plans = [make_plan(machine_for(model, None), model, workload, options=options) for model in models]
+    models = {entry.id: here.get(entry.id) or from_catalog(entry) for entry in chat}
+    models |= {id: model for id, model in here.items() if catalog.find(id) is None}
+    plans: list[CapacityPlan] = []
+    for model in models.values():
+        machine = machine_for(model, None)
+        plan = make_plan(msgspec.structs.replace(machine, free_gb=None), model, workload, options=options)
+        plans.append(msgspec.structs.replace(plan, machine=machine))
     return fastest_first(plan for plan in plans if plan.tok_s is not None)
 
 

@@ -110,19 +110,11 @@ def _memory(model: Inspection) -> Rows:
     tables = f"{units.size(model.tables)}, of which a token reads single rows{on_disk}"
     return [
         ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
-        ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
-        ("by part", _by_part(model.token_bytes)),
+        ("read per token", f"{units.size(model.bytes_per_token)} behind {N_PAST} tokens of context"),
         ("lookup tables", tables if model.tables else ""),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
-
-
-def _by_part(token_bytes: Mapping[str, int]) -> str:
-    """Return `FFN 61 %, output 20 %, attention 15 %, KV cache 4 % (behind 650 tokens)`."""
-    total = max(sum(token_bytes.values()), 1)
-    shares = {name: round(100 * nbytes / total) for name, nbytes in token_bytes.items()}
-    return f"{', '.join(f'{name} {share} %' for name, share in shares.items() if share)} (behind {N_PAST} tokens)"
 
 
 def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,11 +93,6 @@ def _gbs(value: float) -> str:
     return units.bandwidth(1e9 * value)
 
 
-def free_now(machine: MachineSpec) -> str:
-    """Return which memory counts on this machine; "" for others."""
-    return "" if machine.free_gb is None else f" What fits is by the memory free now, {machine.free_gb.value:.1f} GB."
-
-
 def doubt(machine: MachineSpec) -> str:
     """Return what is to be said of a bandwidth that is an estimate for this machine; "" for others."""
     read = machine.read_gbs
@@ -141,16 +136,30 @@ def _shared(plan: CapacityPlan) -> Lines:
 
 
 def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
-    """Return a line of the catalog on a machine, as of `CATALOG_HEADS`."""
+    """Return a line of the catalog on a machine, as of `CATALOG_HEADS`; `marks` explains its marks."""
     assert plan.tok_s is not None and plan.ttft_s is not None  # only models that fit are listed
+    marks = f"{' ○' * bool(plan.model.path)}{' !' * _waits(plan)}"
     return (
-        plan.model.name,
+        plan.model.name + marks,
         plan.model.quantization,
         units.size(round(plan.model.size)),
         units.about(plan.tok_s.value),
         _span(plan.tok_s),
         f"{_seconds_of(plan.ttft_s.value)} s",
     )
+
+
+def _waits(plan: CapacityPlan) -> bool:
+    free = plan.machine.free_gb
+    return free is not None and plan.memory.needed > 1e9 * free.value
+
+
+def marks(plans: Sequence[CapacityPlan]) -> str:
+    """Return what the marks in these plans' lines mean."""
+    found = " ○ is here, and planned from its file." if any(plan.model.path for plan in plans) else ""
+    if waiting := next((plan.machine.free_gb for plan in plans if _waits(plan)), None):
+        found += f" ! needs more than the {waiting.value:.1f} GB that are free now: close other programs."
+    return found
 
 
 def machine_row(plan: CapacityPlan) -> tuple[str, ...]:

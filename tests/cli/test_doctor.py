@@ -122,7 +122,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_exit_code_is_that_of_the_worst_finding_and_wrong_settings_are_one(
+def test_the_exit_code_tells_a_problem_and_wrong_settings_are_one(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make_tree(tmp_path, "epyc-9354")
@@ -139,7 +139,7 @@ def test_the_exit_code_is_that_of_the_worst_finding_and_wrong_settings_are_one(
     assert code == 0 and "advice: The read bandwidth has not been measured" in out
     write(root, {"proc/loadavg": "100 1 1 1/1 1"})
     code, out = told()
-    assert code == 1 and "warning: Other programs use the cores" in out
+    assert code == 0 and "warning: Other programs use the cores" in out
     code, out = told('[engine]\ncores = "l3:77"\nmemory_policy = "bind:5"\n')
     assert code == 1 and "problem: The configured cores cannot be used" in out
     assert "problem: The configured memory policy cannot be used" in out

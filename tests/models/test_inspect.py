@@ -8,15 +8,12 @@ import gguf
 import numpy as np
 import pytest
 
-from cpuchat.costs.model import N_PAST, bytes_read
+from cpuchat.costs.model import N_PAST
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.inspect import Inspection, inspect
-from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import model_work
 from cpuchat.present.models import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited
-from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import CHATML, Architecture, finish, vocabulary, write_tiny_gguf
 
 TOKENS = vocabulary()
@@ -34,28 +31,8 @@ def of(path: Path, arch: Architecture) -> Inspection:
 def test_the_figures_of_memory_are_those_of_llama_cpp(tiny: Inspection, tiny_model: Path) -> None:
     with Llama(tiny_model, n_ctx=512) as loaded:
         assert tiny.kv_per_token * 512 == pytest.approx(loaded.mebibytes("KV buffer size") * 2**20, rel=0.01)
-    # One row of the embedding table, and everything else whole.
-    assert tiny.bytes_per_token == tiny.header.size - 272 * 64 * 4 + 64 * 4 + tiny.kv_per_token
-
-
-def test_the_bytes_of_a_token_go_to_the_parts_that_the_tensors_belong_to(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "moe.gguf", TINY_MOE, "F16")
-    header = read_header(path)
-    found, half = inspect(header), 2 * TINY_MOE.n_embd
-    assert found.token_bytes["experts"] == 2 * 3 * half * TINY_MOE.n_ff * 2  # layers, matrices, experts of a token
-    assert found.token_bytes["output"] == half * TINY_MOE.n_vocab
-    assert found.token_bytes["KV cache"] == found.kv_per_token * (N_PAST + 1)
-    assert list(found.token_bytes) == sorted(found.token_bytes, key=lambda name: -found.token_bytes[name])
-    work = model_work(header)
-    assert sum(found.token_bytes.values()) == pytest.approx(bytes_read(work, 1, N_PAST), abs=1)
-    shown = dict(dict(sections(found))["Memory"])["by part"]
-    assert "experts" in shown and "output" in shown and shown.endswith(f"(behind {N_PAST} tokens)")
-
-
-def test_a_recurrent_layer_counts_as_such_and_its_state_twice(tmp_path: Path) -> None:
-    found = of(tmp_path, "qwen35")
-    assert found.token_bytes["recurrent state"] == 2 * found.state
-    assert found.token_bytes["recurrent layers"] > 0
+    # One row of the embedding table, everything else whole, and the cache in the middle of an answer: as predicted.
+    assert tiny.bytes_per_token == tiny.header.size - 272 * 64 * 4 + 64 * 4 + (N_PAST + 1) * tiny.kv_per_token
 
 
 def test_tensors_by_type(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from cpuchat.planner.plan import (
     machines,
     make_plan,
 )
-from cpuchat.present.plan import lines, machine_row
+from cpuchat.present.plan import catalog_row, lines, machine_row
 
 CATALOG = load_catalog()
 
@@ -69,6 +69,10 @@ def test_this_machine_fits_a_model_as_the_lists_say(free: float) -> None:
     memory = make_plan(here, find_model("8b:Q8_0", CATALOG), PlannedWorkload()).memory
     assert memory.available == free * 1e9
     assert memory.verdict == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
+    idle = msgspec.structs.replace(here, free_gb=Figure(40))
+    plans = [catalog_plans(lambda *_, on=on: on, CATALOG, PlannedWorkload()) for on in (here, idle)]
+    names, every = ([catalog_row(plan)[0] for plan in found] for found in plans)
+    assert [name.removesuffix(" !") for name in names] == every and ("Qwen3 14B !" in names) == (free < 11)
 
 
 def test_a_type_without_a_simd_kernel_is_marked_and_has_no_speed() -> None:

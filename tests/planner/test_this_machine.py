@@ -110,6 +110,7 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     machine = ThisMachine(Settings())
     plans = catalog_plans(machine.of, catalog, PlannedWorkload(), here)
     listed = next(plan for plan in plans if plan.model.name == entry.name)
+    assert str(small) in {plan.model.path for plan in plans}  # which the catalog has not
     model = find_model("qwen3-8b", catalog, chosen)
     assert listed.tok_s == make_plan(machine.of(model), model, PlannedWorkload()).tok_s
     predicted = predict(read_model(file), LoadOptions(), this_machine(Settings()))

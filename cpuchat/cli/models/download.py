@@ -10,7 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUnsupported, UsageError, from_code
+from cpuchat.base import errors
+from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUnsupported, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import laid_over, setting
@@ -66,11 +67,11 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
         if as_json or not is_terminal(sys.stdin):
             raise UsageError(clean_line(why_not), "Add --yes to download it anyway.")
         if not click.confirm("Download it anyway?", err=True):
-            raise Interrupted("Nothing was downloaded.")
+            raise errors.Declined("Nothing was downloaded.")
     done = asyncio.run(_download(repository, model, terminal))
     terminal.clear_progress()
     if done.state == "failed":
-        raise from_code(done.code, done.message, done.hint)
+        raise errors.from_code(done.code, done.message, done.hint)
     if done.state != "done":
         raise Interrupted(
             f"Stopped at{progress.percent(done)}; the partial file is kept.",
@@ -99,8 +100,8 @@ def _explain(
     except (ModelDamaged, ModelUnsupported) as error:
         terminal.warn(f"  ! {clean_line(error.message)}")
         return error.message
-    except CpuchatError as error:
-        terminal.warn(f"  ! {clean_line(str(error))}")
+    except CpuchatError:  # the download says why, if it fails, too
+        terminal.warn("  ! The header could not be read; what follows is estimated from the size.")
         predicted = estimate(model.size, machine, quantization=model.quantization)
     else:
         predicted = predict(header, chosen.load_options(), machine)
@@ -168,7 +169,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         rows = list[dict[str, Any]]()
         for model in found:
             predicted = expected.get(model.id)
-            figures = {"fit": verdict(predicted) or None, "tok_s": predicted.tok_s if predicted is not None else None}
+            figures = {"fit": verdict(predicted) or None, "predicted_tok_s": predicted and predicted.tok_s}
             figures["head"] = msgspec.to_builtins(usual_head(model, machine))
             rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
         return print_json(rows)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
+from cpuchat.base.errors import Declined, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import is_terminal, print_json
@@ -28,13 +27,13 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.inspect import inspect
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.library import Library, short_specs, specs_of
-from cpuchat.models.library.places import LocalModel, grouped, shown_name, unavailable
+from cpuchat.models.library.library import Library, as_typed, is_named, short_specs, specs_of
+from cpuchat.models.library.places import STORES, LocalModel, grouped, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import estimate_local
 from cpuchat.present.models import doubt, head_words, sections, speed_rows, verdict
-from cpuchat.telemetry.units import about, parameters, rate, size
+from cpuchat.telemetry.units import about, rate, size
 
 _SHOW_EPILOG = """\b
 Examples:
@@ -45,8 +44,8 @@ MODEL is what --model takes, or a model on Hugging Face, of which only the heade
 
 
 _HEADER_FIGURES = (
-    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
-    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
+    "name", "version", "architecture", "quantization", "n_params", "n_params_active", "n_ctx_train", "n_layer",
+    "n_embd", "n_ff", "key_length", "value_length",
 )  # fmt: skip
 
 
@@ -71,7 +70,7 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     if as_json:
         described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
         plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
-        plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count}
+        plain |= {"size": header.file_size, "path": str(header.path), "parts": header.split_count}
         plain |= {"heads": header.n_head, "settings": dict(found.settings)}
         if tensors:
             plain["tensor_list"] = msgspec.to_builtins(header.tensors)
@@ -123,7 +122,7 @@ def find_model(library: Library, spec: str, *, whole: bool = False, alone: bool 
     if files := [model for group in library.matching(spec) for model in group]:
         if len(files) == 1 and alone:
             return files[0]
-        raise ModelNotFound(f"{spec} is a part of {', '.join(map(shlex.quote, short_specs(files)))}.", hint)
+        raise ModelNotFound(f"{spec} is a part of {', '.join(library.typed_names(files))}.", hint)
     raise ModelNotFound(f"There is no model {spec} in the list.", hint)
 
 
@@ -164,74 +163,90 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
 
 _LIST_EPILOG = """The column -m is what --model takes; any part of a name that no other model has will do, too: `qwen`,
 `qwen2.5-coder:q8_0`. A narrow terminal leaves out the last columns. TOK/S was measured in the last answer, ≈ is
-predicted. PARAMS counts all tensors: some files have the token embeddings twice. Folders of yours are searched once
-they were typed into Ctrl+O in the app, or are in config.toml: `folders = ["/mnt/models"]` below [model]."""
-_HEADINGS = ("NAME", "QUANT", "SIZE", "FIT", "TOK/S", "-m", "PARAMS", "CONTEXT", "USED", "FILE")
-_FIGURES, _BESIDE_SPEC, _LEAST_NAME, _SHORT_SPEC = 55, 72, 22, 18
-"""Characters of a terminal's line beside a name and beside -m, and how many these have on narrow ones."""
+predicted. Folders of yours are searched once they were typed into Ctrl+O in the app, or are in config.toml:
+`folders = ["/mnt/models"]` below [model]."""
+_HEADINGS = ("QUANT", "SIZE", "FIT", "TOK/S", "-m", "PLACE", "USED", "CONTEXT", "FILE")
+_LEAST_NAME, _SHORT_SPEC = 20, 18
+"""Characters that a name and what -m takes have on a narrow terminal; the latter is not cut but left out."""
+_PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
+_ORDERS: dict[str, Callable[[LocalModel], float]] = {"size": lambda one: one.size, "used": lambda one: one.last_used}
 
 
 @click.command("list", epilog=_LIST_EPILOG)
+@click.argument("words", nargs=-1)
+@click.option("--sort", type=click.Choice([*_ORDERS]), help="Sort by this, the largest or latest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
-def list_models(as_json: bool) -> None:
+def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None:
     """List the bundled models, those in the Hugging Face cache and your folders, and those of Ollama, LM Studio and
-    llama.cpp: model by model, damaged ones last."""
+    llama.cpp: model by model, damaged ones last. WORDS filter by name and place."""
     chosen = settings.load()
     machine = this_machine(chosen)
     tuned = TunedMachine(chosen, machine)
-    groups = grouped(Library(chosen.model.folders).local_models())
-    found = [model for group in groups for model in group]
+    every = Library(chosen.model.folders).local_models()
+    known = dict(zip((model.path for model in every), short_specs(every), strict=True))
+    groups = grouped([one for one in every if is_named(one, [word.lower() for word in words], _place(one))])
+    if sort:
+        groups = [[model] for model in sorted(chain(*groups), key=_ORDERS[sort], reverse=True)]
+    found = [*chain(*groups)]
+    specs = [known[model.path] for model in found]
     if as_json:
-        specs = specs_of(found)
         rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
         for row, model, spec in zip(rows, found, specs, strict=True):
             del row["work"]
             row |= {key: row[key] or None for key in ("last_used", "measured_tok_s", "drafted_tok_s")}
-            expected = estimate_local(model, tuned.of(model.path)).tok_s if model.damaged is None else None
-            row |= {"spec": spec, "state": model.state, "predicted_tok_s": expected}
+            expected = estimate_local(model, tuned.of(model.path)) if model.damaged is None else None
+            row |= {"spec": spec, "state": model.state, "fit": verdict(expected) or None}
+            row["predicted_tok_s"] = expected.tok_s if expected is not None else None
         return print_json(rows)
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return
     for closed in unavailable(chosen.model.folders):
         click.echo(f"cpuchat: {closed}.", err=True)
-    names, specs = [shown_name(group) for group in groups for _ in group], [*map(_as_typed, short_specs(found))]
+    names = [shown_name(group) for group in groups for _ in group]
+    typed, room = [*map(as_typed, specs)], shutil.get_terminal_size((80, 24)).columns
     if is_terminal(sys.stdout):
-        room = shutil.get_terminal_size((80, 24)).columns
-        names = shortened(names, max(room - _FIGURES, _LEAST_NAME))
-        specs = [spec if len(spec) <= max(room - _BESIDE_SPEC, _SHORT_SPEC) else "" for spec in specs]  # not cut
-    rows = [_row(model, name, spec, tuned) for model, name, spec in zip(found, names, specs, strict=True)]
-    echo_table([_HEADINGS, *rows], right=(2, 4, 6, 7), drop=(9, 8, 7, 6, 5))
-    if words := doubt(machine):
-        click.echo(f"cpuchat: ≈ {words}", err=True)
+        typed = [spec if len(spec) <= max(room // 4, _SHORT_SPEC) else "" for spec in typed]
+    columns = [_HEADINGS, *(_columns(one, spec, tuned) for one, spec in zip(found, typed, strict=True))]
+    if is_terminal(sys.stdout):
+        beside = sum(2 + max(len(row[n]) for row in columns) for n in range(6))
+        names = shortened(names, max(room - beside, _LEAST_NAME))
+    rows = [(name, *row) for name, row in zip(["NAME", *names], columns, strict=True)]
+    echo_table(rows, right=(2, 4, 8), drop=(9, 8, 7, 6, 4, 5))
+    notes = filter(None, map(_remark, found))
+    for note in (*notes, *(f"≈ {words}" for words in [doubt(machine)] if words)):
+        click.echo(f"cpuchat: {clean_line(note)}", err=True)
 
 
-def _row(model: LocalModel, name: str, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
+def _remark(model: LocalModel) -> str:
+    """Return what is wrong with a model; "" for most."""
+    file = file_name(model.path)
+    if model.state in ("damaged", "unsupported"):
+        todo = " Download it again, or delete it." if model.state == "damaged" else ""
+        return f"{file}: {(model.damaged or '').removeprefix(f'{file} is ')}{todo}"
+    return "" if model.has_template or model.state else f"{file}: no chat template: continues text, may not answer."
+
+
+def _place(model: LocalModel) -> str:
+    return _PLACES.get(model.source) or paths.shown(model.path.parent)
+
+
+def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
+    """Return what `_HEADINGS` stand over."""
     is_sound = model.damaged is None
-    remark = model.damaged or ("" if model.has_template else "no chat template")
     expected = estimate_local(model, tuned.of(model.path)) if is_sound else None
     predicted = f"≈{about(expected.tok_s)}" if expected is not None and expected.tok_s is not None else ""
-    params = parameters(model.n_params) if model.n_params else ""
-    if 0 < model.n_params_active < model.n_params:  # total and active
-        params += f"/{parameters(model.n_params_active)}"
     return (
-        name,
         model.quantization,
         size(model.size),
         verdict(expected) or model.state,
         rate(model.measured_tok_s) if model.measured_tok_s else predicted,
         spec,
-        params,
-        f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
+        _place(model),
         time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
-        f"{paths.shown(model.path)}{f' ({remark})' if remark else ''}",
+        f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
+        paths.shown(model.path),
     )
-
-
-def _as_typed(spec: str) -> str:
-    """Return `spec` as a shell takes it, a path below the home folder with `~`."""
-    below = spec.removeprefix(f"{Path.home()}/")
-    return "~/" * (below != spec) + shlex.quote(below)
 
 
 _DELETE_EPILOG = """Cached files that another model or revision shares are kept. Nothing outside the Hugging Face cache
@@ -254,7 +269,7 @@ def delete_model(spec: str, yes: bool) -> None:
         for line in (*(f"delete {file}" for file in deletion.files), *deletion.stays):
             click.echo(f"  {clean_line(line)}", err=True)
         if not click.confirm("Delete?", err=True):
-            raise Interrupted("Nothing was deleted.")
+            raise Declined("Kept; nothing was deleted.")
     freed = delete(deletion)
     if yes:  # else it was shown before
         for line in deletion.stays:
@@ -277,12 +292,12 @@ def verify(specs: tuple[str, ...], everything: bool) -> int:
     library = Library(settings.load().model.folders)
     models = library.local_models() if everything else [find_model(library, spec) for spec in specs]
     terminal, is_damaged = TerminalOutput(), False
-    for model, spec in zip(models, specs_of(models), strict=True):
+    for model, name in zip(models, library.typed_names(models), strict=True):
 
-        def progress(done: int, total: int, name: str = file_name(model.path)) -> None:
+        def progress(done: int, total: int, name: str = name) -> None:
             terminal.status(f"checking {name} {100 * done // max(total, 1)} %")
 
         result = library.verify(model, progress)
         is_damaged |= result.state == "damaged"
-        terminal.line(f"{result.state:<9}  {clean_line(spec)}  ({clean_line(result.words)})")
+        terminal.line(f"{result.state:<9}  {name}  ({clean_line(result.words)})")
     return ModelDamaged.exit_code if is_damaged else 0

@@ -11,7 +11,6 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
@@ -23,7 +22,7 @@ from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files
 from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
-from cpuchat.models.library.library import Library
+from cpuchat.models.library.library import Library, as_typed, short_specs
 from cpuchat.models.machine import machine_for, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
@@ -103,8 +102,8 @@ def quantize(
     terminal.line(f"{made}  {size(made.stat().st_size)}")
     layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
     terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
-    if not any(place.path.samefile(made) for place in library.places() if place.path.exists()):
-        terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
+    name = library.typed_names([*filter(None, [library.at(made)])])[0]
+    terminal.note(f"Start it: `cpuchat -m {name}`.")
 
 
 def _list_types() -> None:
@@ -172,7 +171,7 @@ def _print_candidates(target: Path, library: Library, chosen: settings.Settings,
         terminal.status(f"comparing {clean_line(one.name)}")
         found.append(check(one, header))
     terminal.clear_progress()
-    specs = dict(zip((model.path for model in models), specs_of(models), strict=True))
+    specs = dict(zip((model.path for model in models), short_specs(models), strict=True))
     fitting = {specs[one.path]: one for one in found if one.path is not None and one.fits}
     listed, best = fitting | {one.spec: one for one in found if one.path is None}, recommended(found)
     if as_json:
@@ -194,7 +193,7 @@ def _print_candidates(target: Path, library: Library, chosen: settings.Settings,
             on_hub = "" if one.path is not None else "on Hugging Face, not checked"
             about = f"{'≈ ' if on_hub else ''}{size(one.size)}" if one.size else ""
             remark = " ".join(filter(None, (on_hub, "← recommended" * (one is best))))
-            table.append((spec, about, one.expected.words if one.expected.gains else "", remark))
+            table.append((as_typed(spec), about, one.expected.words if one.expected.gains else "", remark))
         if listed:
             echo_table(table, right=(1,))
         why_none = (f"No speed-up predicted: {one.expected.why}." for one in listed.values() if not one.expected.gains)

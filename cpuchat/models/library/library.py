@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -74,7 +75,7 @@ def short_specs(models: Collection[LocalModel]) -> list[str]:
     other model has, with its quantization if it has several files (`1.5b:q8_0`); else the name of its file, if that is
     unique, or what `specs_of` has."""
     usable = [model for model in models if not model.damaged and not only_drafts(model)]
-    stems = Counter(folded(model.path.stem) for model in models)
+    stems = Counter([*(folded(model.path.stem) for model in models), *DEMO_FILES])
     found = {
         model.path: model.path.stem if stems[folded(model.path.stem)] == 1 and not model.alias else spec
         for model, spec in zip(models, specs_of(models), strict=True)
@@ -84,11 +85,16 @@ def short_specs(models: Collection[LocalModel]) -> list[str]:
         words = [*sorted(words, key=lambda word: SIZE.fullmatch(word) is None), " ".join(words)]
         others = [model for model in usable if model not in group]
         word = next((one for one in words if not any(is_named(model, [*one.split()]) for model in others)), "")
-        kinds = Counter(model.quantization for model in group)  # a name must not move to a file that comes later
-        for model in (one for one in group if not one.alias):
-            if word and kinds[model.quantization] == 1 and is_named(model, word.split()):
+        for model in (one for one in group if word and not one.alias and is_named(one, word.split())):
+            if _quantized(group, model.quantization) == [model]:  # else it might move to a file that comes later
                 found[model.path] = word if len(group) == 1 else f"{word}:{model.quantization.lower()}"
     return [found[model.path] for model in models]
+
+
+def as_typed(spec: str) -> str:
+    """Return `spec` as a shell takes it, a path below the home folder with `~`."""
+    below = spec.removeprefix(f"{Path.home()}/")
+    return "~/" * (below != spec) + shlex.quote(below)
 
 
 def _quantized(models: list[LocalModel], wanted: str) -> list[LocalModel]:
@@ -127,20 +133,6 @@ def _still_there(path: Path, name: str) -> Path:
     if path.is_file():
         return path
     raise ModelNotFound(f"The file of {name or file_name(path)} is gone: {path}.", "Download it again (`ollama pull`).")
-
-
-def _ambiguous(spec: str, groups: list[list[LocalModel]]) -> ModelNotFound:
-    files = [model.alias or clean_line(model.path.name) for group in groups for model in group]
-    return ModelNotFound(f"{spec} names {len(groups)} models: {_listed(files)}.", "Give more of the name.")
-
-
-def _tell_choice(spec: str, path: Path, files: list[LocalModel], tell: Tell) -> None:
-    """`qwen is qwen2.5-coder-1.5b-q4_k_m.gguf, one of 2 files here. Others: qwen:Q8_0.`"""
-    for taken in (one for one in files if one.path == path and len(files) > 1):
-        others = sorted({one.quantization for one in files} - {taken.quantization}, key=rank)
-        base = re.sub(r"[:@]i?q\d\w*$", "", spec, flags=re.IGNORECASE)
-        more = f" Others: {', '.join(f'{base}:{kind}' for kind in others)}." if others else ""
-        tell(clean_line(f"{spec} is {taken.alias or taken.path.name}, one of {len(files)} files here.{more}"))
 
 
 def _listed(names: list[str]) -> str:
@@ -227,31 +219,43 @@ class Library:
         places = list(self.places(copies=True))  # each has a name that people know
         named = [one.path for one in places if folded(spec) in (folded(one.path.name), folded(one.path.stem))]
         if len({path.stat().st_size for path in named if path.is_file()}) > 1:
-            raise ModelNotFound(f"{spec} names {len(named)} files: {_listed(list(map(str, named)))}.", "Give a path.")
+            listed = _listed([as_typed(str(one)) for one in named])
+            raise ModelNotFound(f"{spec} names {len(named)} files: {listed}.", "Give a path.")
         if named:
             return named[0]
         if match is not None and (same := [place for place in places if place.repo.lower() == match["repo"].lower()]):
             return self._quantization_of(match["repo"], same, match["quant"], tell)
         if "/" not in spec and (groups := self.matching(spec)):
             if len(groups) > 1:
-                raise _ambiguous(spec, groups)
+                files = [model for group in groups for model in group]
+                names = _listed(self.typed_names(files))
+                raise ModelNotFound(f"{spec} names {len(files)} files: {names}.", "Use one of these names.")
             taken = min(groups[0], key=lambda model: rank(model.quantization))
-            _tell_choice(spec, taken.path, groups[0], tell)
+            self._tell_choice(spec, taken.path, groups[0], tell)
             return _still_there(taken.path, taken.alias)
         if empty is not None:
             raise empty
         if spec.startswith(("/", "~", "./", "../")):
             raise ModelNotFound(f"There is no file {spec} that can be read.", "Check the path.")
-        stems, repos = (folded(one.path.stem) for one in places), (one.repo.lower() for one in places)
-        known = (*stems, *ollama, *DEMO_FILES, *repos)
-        close = difflib.get_close_matches(spec.lower(), filter(None, known), n=3, cutoff=0.5)
+        raise self._not_found(spec, places, [*ollama])
+
+    def _not_found(self, spec: str, places: list[LocalFile], ollama: list[str]) -> ModelNotFound:
+        """Return what is close to `spec`, or where it can be had."""
+        from cpuchat.models.catalog import load_catalog
+
+        name, _, quant = spec.lower().replace("@", ":").rpartition(":")
+        catalog, stems = load_catalog(), [folded(one.path.stem) for one in places]
+        close = (*stems, *ollama, *DEMO_FILES, *(one.repo.lower() for one in places))
+        close = difflib.get_close_matches(spec.lower(), filter(None, close), 3, 0.5)
         hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
-        if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
+        if files := self._models_named(name.split()):
+            hints = [f"You have {_listed(self.typed_names(files))}."]
+        elif known := next(filter(None, map(catalog.find, (spec.lower(), name, f"{name}-{quant}"))), None):
+            hints = [f"Download it: cpuchat models download {known.id}{f':{quant}' if known.id == name else ''}."]
+        elif (match := _REPO_NAME.match(spec)) and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
             hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
-        if files := self._models_named(spec.lower().replace("@", ":").rpartition(":")[0].split()):
-            hints = [f"You have {', '.join(sorted({model.quantization for model in files}, key=rank))} of it."]
         hints = hints or ["Give the path of a GGUF file, or a name as `cpuchat models list` shows it."]
-        raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
+        return ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
 
     def matching(self, text: str) -> list[list[LocalModel]]:
         """Return the models whose names contain each word of `text`, by their files, in the order of lists; with a
@@ -284,7 +288,7 @@ class Library:
         named = [(quantization_of(place.name_in_repo), place) for place, _ in models]
         if quant is None:
             path = min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
-            _tell_choice(repo, path, [model for _, model in models if model is not None], tell)
+            self._tell_choice(repo, path, [model for _, model in models if model is not None], tell)
             return path
         wanted = quant.upper()
         fitting = [place.path for name, place in named if name == wanted]
@@ -292,8 +296,21 @@ class Library:
         fitting += [model.path for _, model in models if model is not None and model.quantization == wanted]
         if fitting:
             return fitting[0]
-        available = ", ".join(place.path.name for place, _ in models)
+        available = _listed(self.typed_names([model for _, model in models if model is not None]))
         raise ModelNotFound(f"{repo} is in the cache, but not as {quant}.", f"Available: {available}.")
+
+    def typed_names(self, models: Collection[LocalModel]) -> list[str]:
+        """Return the names of these models in the list of all, as a shell takes them."""
+        every = self._summaries.models(self.places())
+        known = dict(zip((one.path for one in every), short_specs(every), strict=True))
+        return [clean_line(as_typed(known.get(model.path, str(model.path)))) for model in models]
+
+    def _tell_choice(self, spec: str, path: Path, files: list[LocalModel], tell: Tell) -> None:
+        """`qwen is qwen:q4_k_m, one of 2 files. The other: qwen:q8_0.`"""
+        if len(files) > 1 and any(one.path == path for one in files):
+            names = dict(zip((one.path for one in files), self.typed_names(files), strict=True))
+            taken, others = names.pop(path), "The other" if len(files) == 2 else "Others"
+            tell(f"{clean_line(spec)} is {taken}, one of {len(files)} files. {others}: {_listed([*names.values()])}.")
 
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
         """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.

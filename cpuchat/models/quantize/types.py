@@ -25,6 +25,7 @@ from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.costs.model import BITS, N_PAST, bytes_read, pass_cost
 from cpuchat.models.cpu_modules import engine_cpu
+from cpuchat.models.file_names import quantization_of, without_quantization
 from cpuchat.models.fit import LAYER_TABLE, gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRECISE, TensorInfo
@@ -153,11 +154,12 @@ _MARGIN_BYTES = 1 << 20  # a forecast leaves out a few added metadata entries
 def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path, matrices: MatrixTypes = AUTO_TYPES) -> Path:
     """Return `<model>-Q4_K_M.gguf` in `folder`: the source's name with its quantization and part number replaced, and
     the types of its matrices before that (`<model>-output-Q4_0-Q4_K_M.gguf`)."""
-    stem = re.sub(r"[/:]+", "-", known_as(source.path))
-    stem = re.sub(rf"[-._]{re.escape(source.quantization)}\Z", "", stem, flags=re.IGNORECASE)
+    known = re.sub(r"[/:]+", "-", known_as(source.path))
+    stem, before = without_quantization(known), quantization_of(known)
     for matrix, own in msgspec.structs.asdict(matrices).items():
         stem += f"-{matrix}-{own}" if own else ""
-    return folder / f"{stem}-{kind.name}.gguf"
+    in_lower_case = before and before.lower() in known  # no file beside it may differ in case only
+    return folder / f"{stem}-{kind.name.lower() if in_lower_case else kind.name}.gguf"
 
 
 def suggested_folder(source: Path, library: Library) -> Path:
@@ -187,7 +189,7 @@ def check_place(out: Path, source: GGUFHeader, *, force: bool) -> None:
         if out.is_dir():
             raise UsageError(f"{out} is a folder.", "Give a file name.")
         if out.exists() and any(part.samefile(out) for part in model_files(source.path)):
-            raise UsageError("A model cannot be quantized into itself.", "Choose another name.")
+            raise UsageError("A model cannot be quantized into itself.", "Give OUT, or name a larger SOURCE.")
         check_free(out, force=force)
     except OSError as error:
         raise _unwritable(out, error) from None

@@ -34,7 +34,7 @@ def test_what_stays_is_said(tiny: Path, tmp_path: Path) -> None:
     assert (tmp_path / "kept.gguf").exists()
 
 
-@pytest.mark.parametrize(("key", "status", "left"), [("y", 0, False), ("n", 130, True)])
+@pytest.mark.parametrize(("key", "status", "left"), [("y", 0, False), ("n", 1, True)])
 def test_on_a_terminal_it_shows_what_goes_and_asks(tiny: Path, key: str, status: int, left: bool) -> None:
     child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], "models", "delete", "some/tiny-GGUF:F32"], timeout=HANG_GUARD)
     child.setwinsize(24, 400)

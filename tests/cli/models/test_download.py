@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import DiskFull, Interrupted, UsageError
+from cpuchat.base.errors import Declined, DiskFull, Interrupted, UsageError
 from tests.cli.program import refused, run, succeeded
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
@@ -101,7 +101,7 @@ def test_what_is_too_large_for_the_machine_is_asked_about(huge: str, tmp_path: P
         shown.wait_for("Download it anyway?")
         shown.type("n\r")
         shown.wait_for("Nothing was downloaded")
-        assert shown.wait_for_end() == Interrupted.exit_code
+        assert shown.wait_for_end() == Declined.exit_code
 
 
 def test_without_anybody_to_ask_it_needs_a_word(huge: str) -> None:

@@ -64,12 +64,12 @@ def test_resolve_a_repository(no_demo: Path, tmp_path: Path, model: Path) -> Non
     k_m = cached(cache, "Qwen/Qwen2.5-0.5B-GGUF", "qwen-q4_k_m.gguf", model)
     told: list[str] = []
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF", told.append) == k_m
-    assert re.fullmatch("Qwen/Qwen2.5-0.5B-GGUF is .*, one of 2 files here.", told.pop())
+    assert re.fullmatch(r"Qwen/Qwen2.5-0.5B-GGUF is \S+, one of 2 files. The other: \S+", told.pop())
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q8_0") == q8
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:q4_k_m") == k_m
     assert library.resolve("qwen/qwen2.5-0.5b-gguf") in (q8, k_m)
     assert library.resolve("qwen-q8_0") == library.resolve("QWEN-Q8_0.gguf") == q8
-    with pytest.raises(ModelNotFound, match=r"not as Q4_K\. Available: .*qwen-q8_0\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"not as Q4_K\. Available: .*qwen-q8_0"):
         library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q4_K")
     with pytest.raises(ModelNotFound, match="models download Qwen/Other-GGUF"):
         library.resolve("Qwen/Other-GGUF")
@@ -87,7 +87,7 @@ def test_a_head_is_never_taken_for_the_model(no_demo: Path, tmp_path: Path, mode
     q6 = cached(tmp_path, "o/n", "m-Q6_K.gguf", model)
     assert library.resolve("o/n") == q6
     assert library.resolve("o/n:Q8_0") == q6  # as its header says
-    with pytest.raises(ModelNotFound, match=r"not as Q4_K_M\. Available: m-Q6_K\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"not as Q4_K_M\. Available: m-Q6_K\."):
         library.resolve("o/n:Q4_K_M")
     assert library.resolve("O/N") == q6  # another way to write it: found by its name
     assert library.resolve(str(head)) == head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import unicodedata
 from pathlib import Path
 
@@ -253,33 +254,32 @@ def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
     ollama(store, "qwen2.5-coder:7b", model)
     lmstudio(home, "a/b", "qwen3-8b-F32.gguf", tiny_model)
     library = Library()
-    with pytest.raises(ModelNotFound, match=r"qwen names 2 models: qwen2\.5-coder:7b, qwen3-8b") as caught:
+    with pytest.raises(ModelNotFound, match=r"qwen names 2 files: qwen2\.5-coder:7b, qwen3-8b-f32") as caught:
         library.resolve("qwen")
-    assert caught.value.hint == "Give more of the name."
+    assert caught.value.hint == "Use one of these names."
     lmstudio(home, "a/c", "qwen3-8b-q8_0-from-q4.gguf", model)
-    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 models: qwen3-8b-F32.gguf, qwen3-8b-q8_0-from-q4.gguf\."):
+    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 files: qwen3-8b-f32, synthetic"):
         library.resolve("qwen3")
     (home / ".lmstudio" / "models" / "a" / "c" / "qwen3-8b-q8_0-from-q4.gguf").unlink()
     assert library.resolve("QWEN3").name == "qwen3-8b-F32.gguf"
     again = lmstudio(home, "a/d", "qwen3-8b-F32.gguf", tiny_model)
     assert library.resolve("qwen3-8b-F32").parent != again.parent  # the same file
     again.write_bytes(model.read_bytes())
-    with pytest.raises(ModelNotFound, match=r"qwen3-8b-F32 names 2 files: /.*/a/b/.*, /.*/a/d/"):
+    with pytest.raises(ModelNotFound, match=r"qwen3-8b-F32 names 2 files: ~/.*/a/b/.*, ~/.*/a/d/"):
         library.resolve("qwen3-8b-F32")
     again.unlink()
     told: list[str] = []
     for file in (model, write_model(home / "c.gguf", "tiny", "Q4_0")):
         lmstudio(home, "a/e", f"coder-{read_model(file).quantization}.gguf", file)
     assert library.resolve("synthetic", told.append).name == "coder-Q4_0.gguf"
-    assert told == ["synthetic is coder-Q4_0.gguf, one of 2 files here. Others: synthetic:Q8_0."]
-    for eight in ("synthetic:q8", "synthetic@Q8_0"):  # as LM Studio writes it
+    assert told == ["synthetic is synthetic:q4_0, one of 2 files. The other: synthetic:q8_0."]
+    for eight in ("synthetic:q8", "synthetic:q8_0", "synthetic@Q8_0"):  # as LM Studio writes it
         assert library.resolve(eight).name == "coder-Q8_0.gguf"
-    assert library.resolve("synthetic:tiny", told.append).name == "coder-Q4_0.gguf"  # named so that it is found
-    assert "synthetic:tiny:Q8_0" in told[-1] and library.resolve("synthetic:tiny:Q8_0").name == "coder-Q8_0.gguf"
+    assert library.resolve("synthetic:tiny").name == "coder-Q4_0.gguf"  # as Ollama would name it
     for nothing in ("llama", "lmstudio"):  # the architecture, a folder
         with pytest.raises(ModelNotFound, match="no model"):
             library.resolve(nothing)
-    with pytest.raises(ModelNotFound, match=r"You have Q4_0, Q8_0 of it\."):
+    with pytest.raises(ModelNotFound, match=r"You have synthetic:q4_0, synthetic:q8_0\."):
         library.resolve("synthetic:q6_k")
 
 
@@ -287,11 +287,28 @@ def test_what_a_list_names_a_file_by_is_short_and_finds_that_file(home: Path, st
     for name, kind in (("a-Q4_0", "Q4_0"), ("a-Q8_0", "Q8_0"), ("again", "Q8_0")):
         lmstudio(home, "a/b", f"{name}.gguf", write_model(tmp_path / "made.gguf", "tiny", kind))
     ollama(store, "other:7b", write_tiny_gguf(tmp_path / "tiny.gguf"))
+    lmstudio(home, "a/c", "demo.gguf", write_model(tmp_path / "made.gguf", "tiny", "Q5_0"))
+    lmstudio(home, "a/d", "of-q4_0.gguf", write_model(tmp_path / "made.gguf", "tiny", "Q6_K"))  # its header says more
     library = Library()
     found = [model for group in grouped(library.local_models()) for model in group]
     named = dict(zip(short_specs(found), (model.path for model in found), strict=True))
-    assert {"synthetic:q4_0", "a-Q8_0", "again", "other:7b"} <= {*named}  # no name of two files: deleting takes one
+    assert {"a-Q8_0", "again", "other:7b"} <= {*named}  # no name of two files: deleting takes one
     assert {spec: library.resolve(spec) for spec in named} == named
+    for wrong, listed in (("synthetic", "files: "), ("synthetic:q2_k", "have "), ("agan", "mean ")):
+        with pytest.raises(ModelNotFound) as caught:
+            library.resolve(wrong)
+        words = f"{caught.value.message.rstrip('.')} {caught.value.hint}".partition(listed)[2]
+        names = words.partition(" Use")[0].rstrip(".?").replace(" or ", ", ")
+        assert {library.resolve(*shlex.split(name)) for name in names.split(", ")} <= {*named.values()}, words
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"), [("qwen3:8b", "qwen3-8b."), ("Qwen3-8B:Q8_0", "qwen3-8b:q8_0."), ("a/b", "a/b.")]
+)
+def test_what_is_not_here_is_said_how_to_download(spec: str, hint: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        Library().resolve(spec)
+    assert caught.value.hint.endswith(f"cpuchat models download {hint}")
 
 
 def test_files_of_one_model_stand_together_in_the_order_of_names(tmp_path: Path, home: Path, store: Path) -> None:

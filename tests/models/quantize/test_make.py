@@ -135,7 +135,12 @@ def test_types_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("m-F16.gguf", "m-Q4_K_M.gguf"), ("m.f16.gguf", "m-Q4_K_M.gguf"), ("m.gguf", "m-Q4_K_M.gguf")],
+    [
+        ("m-F16.gguf", "m-Q4_K_M.gguf"),
+        ("m.f16.gguf", "m-q4_k_m.gguf"),
+        ("m.gguf", "m-Q4_K_M.gguf"),
+        ("M-q8_0-from-q4.gguf", "M-from-q4-q4_k_m.gguf"),
+    ],
 )
 def test_names_are_suggested(half: Path, tmp_path: Path, name: str, expected: str) -> None:
     (tmp_path / name).symlink_to(half)
