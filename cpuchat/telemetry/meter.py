@@ -337,6 +337,10 @@ class Meter:
                 answered = bool(event.request_id) or self._phase in ("prefill", "decoding")
                 self._phase = "done" if answered and self._phase != "loading" else "idle"
 
+    def calibrated(self, model: ModelInfo) -> None:
+        """Record that the passes of the loaded model were measured."""
+        self._model = model
+
     def unloaded(self) -> None:
         """Record that there is no model any more; the figures of an answer stay."""
         if self._model is not None:

@@ -186,7 +186,7 @@ class Composer(PromptInput):
         elif session.busy and session.activity is not Activity.LOADING:
             what = " · ".join(("Enter queues", *recalls, "Esc stops the answer"))
         elif queue:
-            what = " · ".join((*recalls, f"Esc {'skips calibrating' if session.is_calibrating else 'unqueues all'}"))
+            what = " · ".join((*recalls, "Esc unqueues all"))
         elif session.busy:
             what = "Enter queues it until the model is ready"
         else:
