@@ -274,8 +274,9 @@ class ChatSession:
             last, before = await self._load_one(source, again), self._before
             if isinstance(last, Failed) and before is not None:
                 await self._load_one(before, again=True)
-            elif isinstance(last, LoadCancelled) and before is not None:
-                asyncio.get_running_loop().call_soon(self.load, before, True)  # what is stopped begins nothing more
+            elif isinstance(last, LoadCancelled) and (before is not None or self.queue):
+                # Later, as what is stopped begins nothing more; for a message that was sent since, too.
+                asyncio.get_running_loop().call_soon(self.load, before or source, True)
             elif isinstance(last, LoadCancelled):
                 self.tell("Load stopped. Your next message restarts it.")
 

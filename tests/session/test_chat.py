@@ -269,6 +269,18 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
         assert stopped_at[0] == 0 and session.is_idle
 
 
+async def test_a_message_after_a_stopped_load_loads_again() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with session_of(backend, load=False) as (session, _):
+        session.load(FILE)
+        await gate.reached.wait()
+        await session.stop()
+        session.submit(Outgoing("Hello"))  # before the load has ended
+        gate.open()
+        await until(lambda: contents(session) == ["Hello", "Hello there."] and not session.busy)
+
+
 async def test_no_answer_waits_for_a_calibration_which_begins_again() -> None:
     backend = ScriptedBackend()
     backend.calibrating = gate = Gate()
