@@ -23,6 +23,8 @@ from cpuchat.protocol.messages import (
     GenerationFinished,
     LoadCancelled,
     LoadOptions,
+    Measure,
+    Measured,
     ModelLoaded,
 )
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -68,6 +70,10 @@ class Backend(Protocol):
 
     async def count_tokens(self, of: str | Generate) -> int | None:
         """Return how many tokens a text or the prompt of a request has; None where that is not known, or not now."""
+
+    async def measure(self, request: Measure) -> Measured | Failed:
+        """Run a measurement with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""
+        ...
 
     async def forget(self, chat_id: str) -> None:
         """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
@@ -184,6 +190,10 @@ class ModelBackend(Backend, ABC):
     async def end_reasoning(self) -> bool:
         """Return False: a server is not told."""
         return False
+
+    async def measure(self, request: Measure) -> Measured | Failed:
+        """Return why a server is not measured."""
+        return NO_MODEL
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

@@ -10,7 +10,7 @@ from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.config.servers import KeyRing, ServerModel, Source
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol.messages import AnyEvent, Generate, LoadOptions
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadOptions, Measure, Measured
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class SwitchingBackend:
 
     async def count_tokens(self, of: str | Generate) -> int | None:
         return await self._current.count_tokens(of)
+
+    async def measure(self, request: Measure) -> Measured | Failed:
+        return await self._current.measure(request)
 
     async def cancel(self) -> None:
         await self._current.cancel()

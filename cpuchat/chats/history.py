@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Attach = Callable[[], tuple[Attachment, ...]]
 """Reads what is sent with a message; called on a thread."""
 SUMMARY_TITLE = "Summary of the conversation so far:"
+_CHARACTERS_PER_TOKEN = 3.5  # English and code; for a figure that is shown as an estimate
 _BACKTICKS = re.compile("`{3,}")
 
 
@@ -72,6 +73,12 @@ def sent_text(content: str, attachments: Iterable[Attachment]) -> str:
     return "\n\n".join([*sections, *filter(None, [content])])
 
 
+def estimated_tokens(text: str) -> int:
+    """Return about how many tokens a text has."""
+    n_digits = sum(map(text.count, "0123456789"))  # each is a token for most models
+    return round(n_digits + (len(text) - n_digits) / _CHARACTERS_PER_TOKEN)
+
+
 def fenced(text: str) -> str:
     """Return `text` as a code block of Markdown, whatever is in it."""
     fence = "`" * (max((len(run) for run in _BACKTICKS.findall(text)), default=2) + 1)
@@ -102,11 +109,17 @@ class ChatHistory:
 
     @property
     def n_past(self) -> int:
-        """Return the tokens in the context after the last answer, or those of a summary that follows it."""
-        last = next((message for message in reversed(self.messages) if message.timings is not None), None)
-        if last is None or last.timings is None:
-            return 0
-        return last.timings.predicted_n if last.is_summary else last.timings.n_past
+        """Return the tokens in the context after the last answer, or those of a summary that follows it; with an
+        estimate of what an answer adds that has no figures, as after a crash."""
+        uncounted, n_past = 0, 0
+        for message in reversed(self.messages):
+            if message.timings is not None:
+                n_past = message.timings.predicted_n if message.is_summary else message.timings.n_past
+                break
+            if uncounted or message.role == "assistant":
+                text = sent_text(message.content, message.attachments)
+                uncounted += estimated_tokens(message.reasoning + text)
+        return n_past + uncounted
 
     async def stored_chat(self, chat_id: str) -> Chat:
         """Return a stored chat. Raises ChatsError."""

@@ -77,7 +77,7 @@ def ask(
     served = options.server_model(server, model, values)
     chosen = options.overridden({**values, "chat__system_prompt": system}, base)
     sent, form = _checked(model, system, files, raw, stop), AnswerForm.read(json_schema, grammar, stop)
-    calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
+    wants_drafts = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict := values["speculation__draft_model"] is not None:
         options.require_draft_in_use(chosen)
     on_server = options.server_model(server, model, values, chosen.model.last)
@@ -99,7 +99,7 @@ def ask(
     async def run() -> int:
         async with Session(chosen, terminal, backend) as session:
             await start_tools(tools, session.conversation, terminal, session)
-            info = await session.load(path, strict=strict, calibrate=calibrate)
+            info = await session.load(path, strict=strict, calibrate="load" if wants_drafts else "never")
             tell_notes(session.conversation, info, terminal, "cpuchat: ")
             held = {} if form is None else {"grammar": form.grammar, "json_schema": form.schema}
             rules: dict[str, Any] = {"stop": stop, **held}

@@ -33,7 +33,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.session.conversation import Conversation, stop_with_workers
+from cpuchat.session.conversation import Calibrates, Conversation, stop_with_workers
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Session:
         else:
             begin(self.conversation.stop())
 
-    async def load(self, path: Source, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
+    async def load(self, path: Source, *, strict: bool = False, calibrate: Calibrates = "load") -> ModelInfo:
         """Start the worker and load a model, which is then the one used last unless it is on a server; see
         `Conversation.load_model`. Raises Interrupted: Ctrl+C; CpuchatError: the model, or (`strict`) its draft model,
         cannot be used."""

@@ -103,7 +103,7 @@ class TerminalOutput:
         if isinstance(event, PrefillProgress):
             return self.status(prefill_progress(event, left_s))
         name = "the server" if event.phase in SERVER_PHASES else "the model"
-        return self.status(load_progress(name, event, skips=False))
+        return self.status(load_progress(name, event))
 
     def status(self, text: str) -> None:
         """Show a line on stderr that the next output replaces; terminals only."""

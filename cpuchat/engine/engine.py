@@ -12,6 +12,7 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.engine.answer import AnswerRun, LoadedModel, measure
 from cpuchat.engine.decoding.decode import PrefillChunking
+from cpuchat.engine.drafting.calibration import is_calibrated
 from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -220,8 +221,26 @@ class Engine:
 
     def measure(self, command: Measure) -> None:
         with self._answering(command.request_id):
+            if command.calibrates:
+                start = perf_counter()
+                pass_ms = self._calibrate(self._ready())
+                self._emit(Measured(command.request_id, perf_counter() - start, pass_ms=pass_ms))
+                return
             seconds, cpu_wait = measure(self._ready(), command)
             self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
+
+    def _calibrate(self, loaded: LoadedModel) -> tuple[float, ...]:
+        """Measure what passes cost, unless that is known or the chat would be lost; returns as `ModelInfo.pass_ms`."""
+        setup, model = self._setup, loaded.model
+        is_wanted = setup is not None and model.sequence.max_draft and not is_calibrated(model, setup.draft)
+        if setup is not None and is_wanted and loaded.states.set_aside():
+            try:
+                setup.calibrate(model)
+            except Aborted:
+                raise Interrupted("The measurement was cancelled.") from None
+            for one in loaded.beside:
+                one.follow(setup.speculator)
+        return model.info.pass_ms
 
     def score(self, command: Score) -> None:
         """Run one command of a scoring job. Ends with `TokensScored` or `Failed`."""

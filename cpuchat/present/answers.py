@@ -104,13 +104,13 @@ def load_begun(source: Source) -> str:
     return f"connecting to {host(source.server)}" if isinstance(source, ServerModel) else f"loading {known_as(source)}"
 
 
-def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
-    """Format the state line of a load; the percentage keeps its width. `skips`: Esc skips the calibration."""
+def load_progress(name: str, event: LoadProgress) -> str:
+    """Format the state line of a load; the percentage keeps its width."""
     share = f"{percent_done(event.done / event.total):>3} %" if event.total > 1 else ""  # one step has no share
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
-        return f"loading · calibrating when drafts pay{' · Esc skips' if skips else ''} {share}".rstrip()
+        return f"loading · calibrating when drafts pay {share}".rstrip()
     phase, _, draft = event.phase.partition(" ")
     what = f"{'draft model, ' if draft else ''}{_PHASES.get(phase, phase)}"
     return f"loading {name} · {what} {share}".rstrip()

@@ -8,7 +8,6 @@ from cpuchat.protocol.reasons import DraftsOff, OffKind
 
 _WORDS: Final[dict[OffKind, str]] = {
     "uncalibrated": "not calibrated on this machine yet",
-    "calibration skipped": "calibration skipped",
     "calibration disturbed": "calibration disturbed by other programs",
     "nothing to draft from": "nothing to draft from yet",
     "too fast": "decoding takes {off.plain_ms:.2g} ms per token, and handling drafts takes as long",

@@ -286,13 +286,15 @@ class Score(Command, frozen=True):
 class Measure(Command, frozen=True):
     """Time random tokens, as llama-bench does: prefill of `n_prompt` tokens, then `n_gen` tokens decoded one by one.
 
-    `depth` tokens are in the KV cache before and are not timed. Replaces the chat in memory. Ends with `Measured` or
+    `depth` tokens are in the KV cache before and are not timed. `calibrates`: instead, what passes cost, unless that is
+    known, or there is no memory to keep the chat meanwhile. Replaces the chat in the KV cache. Ends with `Measured` or
     `Failed` (code "interrupted" when cancelled)."""
 
     request_id: int = 0
     n_prompt: int = 0
     n_gen: int = 0
     depth: int = 0
+    calibrates: bool = False
 
 
 class Cancel(Command, frozen=True):
@@ -464,11 +466,12 @@ class CallDone(Event, frozen=True):
 
 
 class Measured(Event, frozen=True):
-    """A measurement took `seconds`; `cpu_wait` is as in `Timings`."""
+    """A measurement took `seconds`; `cpu_wait` is as in `Timings`, `pass_ms` as in `ModelInfo` after a calibration."""
 
     request_id: int
     seconds: float
     cpu_wait: float | None = None
+    pass_ms: tuple[float, ...] = ()
 
 
 class ScoredRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ import msgspec
 
 OffKind = Literal[
     "uncalibrated",
-    "calibration skipped",
     "calibration disturbed",
     "nothing to draft from",
     "too fast",

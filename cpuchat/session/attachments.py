@@ -26,7 +26,6 @@ PASTED_LINES = 40
 """A pasted text with more lines than this becomes an attachment."""
 PASTED_CHARACTERS = 20_000
 """Also one with more characters: a text field wraps all of its text at each key."""
-_CHARACTERS_PER_TOKEN = 3.5  # English and code; for a figure that is shown as an estimate
 _LISTED = 500  # names of a folder
 _SCANNED = 20_000
 _OFFERED = 50  # completions
@@ -125,12 +124,6 @@ def pasted(text: str, number: int) -> Attachment:
 
 def is_pasted(attachment: Attachment) -> bool:
     return attachment.mark.startswith("[")
-
-
-def estimated_tokens(text: str) -> int:
-    """Return about how many tokens a text has."""
-    n_digits = sum(map(text.count, "0123456789"))  # each is a token for most models
-    return round(n_digits + (len(text) - n_digits) / _CHARACTERS_PER_TOKEN)
 
 
 def unfinished(before: str) -> str | None:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+from cpuchat.backend.base import ended
 from cpuchat.base.errors import ChatsError, CpuchatError
 from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
 from cpuchat.config.servers import Source, is_url, source
@@ -17,7 +18,6 @@ from cpuchat.protocol.messages import (
     Failed,
     GenerationFinished,
     LoadCancelled,
-    LoadProgress,
     ModelLoaded,
     Tool,
     ToolCall,
@@ -64,7 +64,6 @@ class ChatSession:
         """What answers may call. The answer that runs may have it."""
         self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
-        self.is_calibrating = False
         self.next_begins_chat = False
         """The next message is for a new chat, which waits for the answer that is written."""
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
@@ -73,6 +72,8 @@ class ChatSession:
         self._leave: Callable[[], None] | None = None  # stops a measurement
         self._before: Source | None = None  # to be loaded again where a load fails or is stopped
         self._is_awaited = False
+        self._is_uncalibrated = False  # the model was loaded, and passes not measured since
+        self._calibrating: asyncio.Task[None] | None = None
         self._held = False  # the last answer failed: what is queued waits for the user
         self._approval: asyncio.Future[Choice] | None = None
 
@@ -95,7 +96,8 @@ class ChatSession:
     @property
     def is_idle(self) -> bool:
         """Return whether not even background work is running."""
-        return not self.busy and not any(one.running for one in self.background)
+        is_calibrating = self._calibrating is not None and not self._calibrating.done()
+        return not self.busy and not is_calibrating and not any(one.running for one in self.background)
 
     @property
     def loaded_source(self) -> Source | None:
@@ -184,6 +186,19 @@ class ChatSession:
         """Stop the work for idle time; it starts again when the session is idle."""
         for one in self.background:
             await one.stop()
+        if (task := self._calibrating) is not None:
+            await ended(task)
+
+    def _calibrate(self) -> None:
+        """Measure what passes of a model that was loaded cost, in idle time: no answer waits for that."""
+
+        async def run() -> None:
+            await self.conversation.calibrate()
+            self._is_uncalibrated = False
+            self.listen(events.Changed("ceilings"))
+
+        if self._is_uncalibrated and self.is_idle:
+            self._calibrating = asyncio.create_task(run(), name="calibrate")
 
     async def stop(self) -> None:
         """Stop what runs, also what is about to begin. A stopped answer is kept as far as it is."""
@@ -237,15 +252,12 @@ class ChatSession:
                     if last is None and stores:
                         self.listen(events.Changed("question"))
                     last = event
-                    self.is_calibrating = isinstance(event, LoadProgress) and event.phase == "calibrating"
                     self.listen(event)
         except CpuchatError as error:
             if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
                 self.listen(events.MessagesChanged())
             last = Failed.of(error)
             self.listen(last)
-        finally:
-            self.is_calibrating = False
         return last
 
     # Models
@@ -262,8 +274,9 @@ class ChatSession:
             last, before = await self._load_one(source, again), self._before
             if isinstance(last, Failed) and before is not None:
                 await self._load_one(before, again=True)
-            elif isinstance(last, LoadCancelled) and before is not None:
-                asyncio.get_running_loop().call_soon(self.load, before, True)  # what is stopped begins nothing more
+            elif isinstance(last, LoadCancelled) and (before is not None or self.queue):
+                # Later, as what is stopped begins nothing more; for a message that was sent since, too.
+                asyncio.get_running_loop().call_soon(self.load, before or source, True)
             elif isinstance(last, LoadCancelled):
                 self.tell("Load stopped. Your next message restarts it.")
 
@@ -283,8 +296,8 @@ class ChatSession:
     async def _load_one(self, source: Source, again: bool = False) -> AnyEvent | None:
         self.source, self.loaded = source, False
         self.listen(events.LoadBegun(source, again))
-        last = await self._stream(self.conversation.load_model(source))
-        self.loaded = isinstance(last, ModelLoaded)
+        last = await self._stream(self.conversation.load_model(source, calibrate="later"))
+        self.loaded = self._is_uncalibrated = isinstance(last, ModelLoaded)
         if isinstance(last, Failed):
             self.failed_loads[source] = last
         self.listen(events.LoadEnded(source, last))
@@ -333,6 +346,8 @@ class ChatSession:
         self._held = True
 
     def _send_next(self) -> None:
+        if not self.queue and self.loaded and not self.busy:
+            self._calibrate()
         if not self.queue or not self.loaded or self.busy or self._loads_again():
             return
         message, *rest = self.queue

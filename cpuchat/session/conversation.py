@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -37,6 +37,8 @@ from cpuchat.protocol.messages import (
     Generate,
     GenerationFinished,
     LoadCancelled,
+    Measure,
+    Measured,
     Message,
     ModelLoaded,
     Output,
@@ -59,6 +61,8 @@ if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.models.drafts.choice import DraftChoice
     from cpuchat.tools.loop import ToolLoop
 
+
+Calibrates = Literal["load", "later", "never"]
 
 # Asked for "our conversation", Qwen2.5 Coder 1.5B answered 2 of 6 times that there was none to summarize.
 _SUMMARIZE = (
@@ -232,13 +236,13 @@ class Conversation:
         await self.backend.forget(chat_id)
 
     async def load_model(
-        self, path: Source, *, strict: bool = False, calibrate: bool = True
+        self, path: Source, *, strict: bool = False, calibrate: Calibrates = "load"
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
 
         A draft model that cannot be used is left out: why is in `draft_problem` if the settings name it, else in the
-        notes of the model. `strict`: it was asked for with this very model; see `choose_draft`. `calibrate` False does
-        not measure what passes cost, and takes no draft model that would need it. Raises UsageError: something is
+        notes of the model. `strict`: it was asked for with this very model; see `choose_draft`. `calibrate`: when what
+        passes cost is measured; "never" takes no draft model that would need it. Raises UsageError: something is
         running; DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used."""
         with self.activity.streaming(Activity.LOADING):
             if path != self._path:
@@ -246,14 +250,14 @@ class Conversation:
             self.tuned = self.recommended = None
             on_server = isinstance(path, ServerModel)
             self.tuned = None if on_server else await asyncio.to_thread(find_tuned, path)
-            draft, note = await self._choose_draft(path, strict, calibrate)
+            draft, note = await self._choose_draft(path, strict, calibrate != "never")
             self.meter.expect(self.speculation)
             self.meter.load_started()
             recommending = None if on_server else asyncio.create_task(asyncio.to_thread(_recommended, path))
             while not self.activity.is_stopping:
                 failed: Failed | None = None
                 chosen, self._own_context = self.in_effect, self.options.own.get("engine.ctx")
-                options = chosen.load_options(str(draft or ""), calibrate=calibrate)
+                options = chosen.load_options(str(draft or ""), calibrate=calibrate == "load")
                 options = msgspec.structs.replace(options, parallel=self.parallel)
                 stream = self.backend.load(path, options, PlacementSpec.of(chosen))
                 async with contextlib.aclosing(stream) as events:
@@ -283,6 +287,15 @@ class Conversation:
         if self._path is None:
             raise UsageError("No model is loaded.", "Choose one first.")
         return self.load_model(self._path)
+
+    async def calibrate(self) -> None:
+        """Measure what passes of the loaded model cost, where drafting needs that and it is not known yet."""
+        if self.model is None or self.model.server or not self.speculation.drafters:
+            return
+        with self.activity.streaming():
+            found = await self.backend.measure(Measure(calibrates=True))
+        if self.model is not None and isinstance(found, Measured):
+            self.meter.calibrated(self.model)
 
     async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does."""

@@ -334,6 +334,10 @@ class Meter:
                 answered = bool(event.request_id) or self._phase in ("prefill", "decoding")
                 self._phase = "done" if answered and self._phase != "loading" else "idle"
 
+    def calibrated(self, model: ModelInfo) -> None:
+        """Record that the passes of the loaded model were measured."""
+        self._model = model
+
     def unloaded(self) -> None:
         """Record that there is no model any more; the figures of an answer stay."""
         if self._model is not None:
@@ -374,8 +378,8 @@ class Meter:
             self._prefill_points.append((now, event.processed))
 
     def prefill_left_s(self, now: float | None = None) -> float | None:
-        """Return the seconds that the rest of the prompt takes at `now` (None: at the newest event), at least 1 until
-        all is read; None before that can be told. Until this prompt has a rate it is that of those before, or the
+        """Return the seconds that the rest of the prompt takes at `now` (None: at the newest event), at least 1; None
+        before that can be told, and when all is read. Until this prompt has a rate it is that of those before, or the
         predicted one."""
         prefill = self._prefill
         if prefill is None:
@@ -384,7 +388,7 @@ class Meter:
         at, rest = self._prefill_points[-1][0], prefill.total - prefill.processed
         left = self.prefill_s(rest) if left is None else left
         if left is None or not rest:
-            return left
+            return None
         return max(1.0, left - max(0.0, (at if now is None else now) - at))
 
     def prefill_s(self, n_tokens: int) -> float | None:

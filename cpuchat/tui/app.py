@@ -167,6 +167,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.own_variables(self.current_theme)
 
+    def get_css_variables(self) -> dict[str, str]:
+        theme = self.current_theme
+        return {**super().get_css_variables(), **themes.scrollbars(theme), **theme.variables}
+
     def get_default_screen(self) -> Screen[None]:
         return self.chat_screen
 

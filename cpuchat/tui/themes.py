@@ -97,6 +97,17 @@ def own_variables(theme: Theme) -> dict[str, str]:
     return {name: readable(color, foreground, backgrounds).hex6 for name, color in colors.items()}
 
 
+def scrollbars(theme: Theme) -> dict[str, str]:
+    """Return the colors of scrollbars in a theme that sets none: Textual's are those of its buttons."""
+    generated = theme.to_color_system().generate()
+    if theme.ansi:
+        return {}
+    background, foreground = Color.parse(generated["background"]), Color.parse(generated["foreground"])
+    shades = {"scrollbar": 0.2, "scrollbar-hover": 0.35, "scrollbar-active": 0.5, "scrollbar-corner-color": 0.0}
+    shades |= {f"scrollbar-background{state}": 0.0 for state in ("", "-hover", "-active")}
+    return {name: background.blend(foreground, share).hex6 for name, share in shades.items()}
+
+
 def readable(color: Color, foreground: Color, backgrounds: Sequence[Color]) -> Color:
     """Mix `color` with as much of `foreground`, then of black or white, as it needs for `CONTRAST` on `backgrounds`."""
 

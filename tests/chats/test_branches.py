@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ChatsChanged, UsageError
@@ -119,7 +120,11 @@ async def test_an_answer_and_what_it_was_before_are_both_there() -> None:
         await core.open_chat(core.chat.id, one.id)
         assert texts(core) == ["First?", "One.", "Second?", "More one."]
         assert core.messages[:2] == [question, one] and one.sampling and one.sampling.temperature > 0
-        assert core.figures().n_past.value == core.messages[-1].timings.n_past  # type: ignore[union-attr]
+        known = core.messages[-1].timings.n_past  # type: ignore[union-attr]
+        assert core.figures().n_past.value == known
+        cut_off = [replace(one, timings=None, content="word " * 70) for one in core.messages[-2:]]  # by a crash
+        core.history.messages = [*core.messages, *cut_off]
+        assert core.history.n_past == known + 200
         await core.open_chat(core.chat.id, two.id)
         assert texts(core)[-1] == "More two."
         assert two.sampling and two.sampling.temperature == 0

@@ -269,6 +269,34 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
         assert stopped_at[0] == 0 and session.is_idle
 
 
+async def test_a_message_after_a_stopped_load_loads_again() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with session_of(backend, load=False) as (session, _):
+        session.load(FILE)
+        await gate.reached.wait()
+        await session.stop()
+        session.submit(Outgoing("Hello"))  # before the load has ended
+        gate.open()
+        await until(lambda: contents(session) == ["Hello", "Hello there."] and not session.busy)
+
+
+async def test_no_answer_waits_for_a_calibration_which_begins_again() -> None:
+    backend = ScriptedBackend()
+    backend.calibrating = gate = Gate()
+    async with session_of(backend) as (session, _):
+        await gate.reached.wait()
+        gate.reached.clear()
+        assert not session.busy and not session.is_idle
+        await answered(session, "Hello")
+        await gate.reached.wait()
+        gate.open()
+        await until(lambda: session.is_idle)
+        gate.reached.clear()
+        await answered(session, "And again")
+        assert session.is_idle and not gate.reached.is_set()
+
+
 async def test_a_chat_that_is_opened_during_a_load_for_another_is_not_answered_again() -> None:
     backend, gate = ScriptedBackend(), Gate()
     async with session_of(backend) as (session, _):

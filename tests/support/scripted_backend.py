@@ -22,6 +22,8 @@ from cpuchat.protocol.messages import (
     LoadCancelled,
     LoadOptions,
     LoadProgress,
+    Measure,
+    Measured,
     ModelLoaded,
     PrefillProgress,
     SpeculationUpdate,
@@ -208,6 +210,7 @@ class ScriptedBackend:
         self.closed = False
         self.forgotten: list[str] = []
         self.reasoning_ended = False
+        self.calibrating: Gate | None = None  # until which calibrations wait
         self._model: ModelInfo | None = None
         self._cancelled = asyncio.Event()
 
@@ -244,6 +247,11 @@ class ScriptedBackend:
             yield event
         if self._cancelled.is_set():
             yield LoadCancelled()
+
+    async def measure(self, request: Measure) -> Measured | Failed:
+        if self.calibrating is not None:
+            await self.calibrating.wait(self._cancelled)
+        return Measured(request_id=request.request_id, seconds=0.0)
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()

@@ -189,7 +189,7 @@ def test_the_time_left_for_a_prompt_counts_on_slower_tokens_later(per_token, per
         meter.observe(PrefillProgress(request_id=1, processed=done, total=8192, cache_n=0), 5.0 + takes(done))
         if done == 2048:
             assert meter.prefill_left_s() == pytest.approx(takes(8192) - takes(2048), rel=0.05)
-    assert meter.prefill_left_s() == 0
+    assert meter.prefill_left_s() is None
 
 
 def test_the_time_left_for_a_prompt_falls_between_two_batches():

@@ -90,6 +90,12 @@ async def test_what_the_check_lets_through_never_stops_the_app() -> None:
                 assert app.is_running
 
 
+async def test_the_scrollbars_of_other_themes_are_no_louder_than_ours() -> None:
+    for name in ("catppuccin-latte", "dracula"):
+        bar = themes.scrollbars(BUILTIN_THEMES[name])
+        assert _contrast(bar["scrollbar"], bar["scrollbar-background"]) < 2
+
+
 def _contrast(one: str, other: str) -> float:
     return themes.contrast(Color.parse(one), Color.parse(other))
 

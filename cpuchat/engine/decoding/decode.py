@@ -115,8 +115,11 @@ def prefill(
     while at < len(tokens):
         if sequence.abort.is_set():
             raise Aborted
-        # Batches of one graph each: as fast as larger ones, finer progress, no finished work lost to a stop.
-        batch = tokens[at : at + chunking.size(at, place - at, sequence.n_ubatch)]
+        # Batches of one graph each: as fast as larger ones, finer progress, no finished work lost to a stop. The first
+        # one of many is short: it tells how long the rest takes.
+        is_first = at == start.n and len(tokens) - at > sequence.n_ubatch
+        most = min(ATTENTION_TILE, sequence.n_ubatch) if is_first else sequence.n_ubatch
+        batch = tokens[at : at + chunking.size(at, place - at, most)]
         at += len(batch)
         is_last = at == len(tokens)
         sequence.extend(batch, n_outputs=int(is_last), whole=store.is_quick(len(batch)))

@@ -1,4 +1,4 @@
-"""The cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times, measured at a load.
+"""The cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times.
 
 The curve decides whether drafting pays, and how far; it differs by model, quantization, cores and build, so it is
 measured on the loaded model itself, with random tokens (of which a mixture of experts uses as many experts, or
@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from cpuchat.base.errors import GenerationFailed, Interrupted
 from cpuchat.costs.calibrations import PassCosts, implausible, interpolate
 from cpuchat.engine.llama import bindings
-from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import LoadedHead, Model, Progress
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.model import LoadedHead, Model
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.llama.threads import CpuWait
 from cpuchat.measure.subject import Subject, decode_options, on_cores
 from cpuchat.models import costs as record
 from cpuchat.models.file_names import engine_fingerprint
-from cpuchat.protocol.messages import LoadModel
-from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 
 BUDGET_SECONDS: Final = 12.0
@@ -190,39 +186,29 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)
 
 
-def calibrated_costs(
-    target: Model,
-    draft: Model | LoadedHead | None,
-    command: LoadModel,
-    on_progress: Progress,
-    abort: AbortFlag,
-    notes: list[str],
+def known_costs(target: Model, draft: Model | LoadedHead | None) -> PassCosts | None:
+    """Return the costs that were measured last, however old."""
+    known = record.calibration(conditions(target, draft))
+    return known.value if known is not None else None
+
+
+def is_calibrated(target: Model, draft: Model | LoadedHead | None) -> bool:
+    """Return whether the costs are known and need not be measured again."""
+    known = record.calibration(conditions(target, draft))
+    return known is not None and not record.is_due(known)
+
+
+def calibrate(
+    target: Model, draft: Model | LoadedHead | None, on_progress: Callable[[int, int], None]
 ) -> tuple[PassCosts | None, DraftsOff | None]:
-    """Return the costs that are known, or measure them, unless cancelled; None with the reason why drafting stays off.
-    What the user should know is added to `notes`. Raises Interrupted: cancelled for good."""
+    """Measure and keep the costs; returns them, or the last ones with the reason why drafting stays off. Empties the
+    sequences of both models. Raises as `measure`."""
     on, alone = conditions(target, draft), conditions(target)
-    known, of_target = record.calibration(on), record.calibration(alone)
-    earlier = known.value if known is not None else None
-    if not command.options.calibrate:
-        return earlier, None if earlier else UNCALIBRATED
-    known, of_target = (None if one is None or record.is_due(one) else one for one in (known, of_target))
-    if known is not None:
-        return known.value, None
-    tell = partial(on_progress, "calibrating")
-    try:
-        costs = measure(target, draft, tell, of_target=of_target.value if of_target is not None else None)
-    except Aborted:
-        abort.clear()
-        if abort.is_set():
-            raise Interrupted("The load was cancelled.") from None
-        if earlier is None:
-            notes.append("Calibration was skipped: adaptive drafting stays off until the next load makes it.")
-        return earlier, DraftsOff("calibration skipped")
-    except GenerationFailed as error:
-        notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
-        return None, UNCALIBRATED
+    earlier, of_target = known_costs(target, draft), record.calibration(alone)
+    if of_target is not None and record.is_due(of_target):
+        of_target = None
+    costs = measure(target, draft, on_progress, of_target=of_target.value if of_target is not None else None)
     if implausible(dict(enumerate(costs.verify_ms, 1))):
-        # Drafts say so where they are off; the next load calibrates again.
         return earlier, DraftsOff("calibration disturbed")
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.costs.calibrations import MIN_PLAIN_MS, PassCosts
-from cpuchat.engine.drafting.calibration import calibrated_costs
+from cpuchat.engine.drafting.calibration import calibrate, is_calibrated, known_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, ModelDrafting
 from cpuchat.engine.drafting.head import Head
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.models.costs import accepted, keep_accepted
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
@@ -54,18 +57,25 @@ class Speculator:
         uncalibrated: DraftsOff | None = UNCALIBRATED,
         known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self._costs, self._uncalibrated = costs, uncalibrated
         self._permanently_disabled = self.disabled = disabled
-        self._plain_ms = costs.verify_ms[0] if costs is not None else None
         self._max_depth = max_depth
         self.min_plain_ms = MIN_PLAIN_MS
         self.lookup_share = LOOKUP_SHARE
-        self._controller = DepthController(
-            costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated, known=known
-        )
-        self._learned = known
-        self._draft = ModelDrafting(draft, self._controller) if draft is not None else None
+        self._drafter = draft
         self._index = NgramIndex()
+        self.use_costs(costs, uncalibrated, known)
+
+    def use_costs(
+        self, costs: PassCosts | None, uncalibrated: DraftsOff | None, known: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        """Choose depths by these costs from now on; between answers. The arguments are those of the class."""
+        self._costs, self._uncalibrated, self._learned = costs, uncalibrated, known
+        self._plain_ms = costs.verify_ms[0] if costs is not None else None
+        has_draft = self._drafter is not None
+        self._controller = DepthController(
+            costs, max_depth=self._max_depth, has_draft_model=has_draft, uncalibrated=uncalibrated, known=known
+        )
+        self._draft = ModelDrafting(self._drafter, self._controller) if self._drafter is not None else None
         self._begin(Speculation())
 
     def _begin(self, options: Speculation) -> None:
@@ -81,8 +91,13 @@ class Speculator:
 
     def beside(self) -> Speculator:
         """Return one for answers beside this one's, without the draft model."""
-        disabled = self._permanently_disabled
-        return Speculator(self._costs, max_depth=self._max_depth, disabled=disabled, uncalibrated=self._uncalibrated)
+        other = Speculator(None, max_depth=self._max_depth, disabled=self._permanently_disabled)
+        other.follow(self)
+        return other
+
+    def follow(self, other: Speculator) -> None:
+        """Choose depths by the costs of `other`."""
+        self.use_costs(other._costs, other._uncalibrated)
 
     def forget(self) -> None:
         self._index.set_text(())
@@ -232,6 +247,25 @@ class SpeculationSetup:
     draft: Model | LoadedHead | None = None
     pair: tuple[str, str] | None = None
 
+    def use_costs(self, target: Model, costs: PassCosts | None, off: DraftsOff | None) -> None:
+        """Draft by these costs, or not at all for the reason `off`."""
+        shown = costs.verify_ms if costs is not None and not costs.disturbed else ()
+        target.info = msgspec.structs.replace(target.info, pass_ms=shown)
+        if costs is None:
+            self.speculator.use_costs(None, off)
+            return
+        if target.passes is not None:
+            target.passes.pass_ms = costs.verify_ms
+        if self.draft is not None:
+            self.pair = (target.info.fingerprint, self.draft.info.fingerprint)
+        self.speculator.use_costs(costs, off, accepted(*self.pair) if self.pair is not None else (0.0, 0.0))
+
+    def calibrate(self, target: Model, tell: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Measure what passes cost, which empties the sequences of both models. Raises Aborted, GenerationFailed."""
+        self.save()
+        self.speculator.forget()
+        self.use_costs(target, *calibrate(target, self.draft, tell))
+
     def save(self) -> None:
         """Keep what was learned about the pair since it was saved last."""
         if self.pair is not None and (learned := self.speculator.take_learned()):
@@ -248,8 +282,7 @@ def set_up_speculation(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
 ) -> SpeculationSetup:
     """Load the draft model that `command` names, and determine the cost of drafting. A failure of either is added to
-    `target.info.notes`. `available`: bytes of memory that the draft model may take. Raises Interrupted: the load of the
-    draft model was cancelled; a cancelled calibration is skipped."""
+    `target.info.notes`. `available`: bytes of memory that the draft model may take. Raises Interrupted: cancelled."""
     notes: list[str] = []
     draft = _load_draft(target, command, available, on_progress, abort, notes)
     drafter = None
@@ -259,36 +292,27 @@ def set_up_speculation(
         elif draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
-        costs, uncalibrated = None, None
-        if max_depth:
-            costs, uncalibrated = calibrated_costs(target, draft, command, on_progress, abort, notes)
-    except BaseException:
+        note = target.sequence.rollback.note
+        disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
+        setup = SpeculationSetup(Speculator(None, drafter, max_depth=max_depth, disabled=disabled), draft)
+        if max_depth and command.options.calibrate and not is_calibrated(target, draft):
+            try:
+                setup.calibrate(target, partial(on_progress, "calibrating"))
+            except GenerationFailed as error:
+                notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
+        elif max_depth:
+            costs = known_costs(target, draft)
+            setup.use_costs(target, costs, None if costs else UNCALIBRATED)
+    except BaseException as error:
         SpeculationSetup(Speculator(None), draft).free()
-        raise
-    note = target.sequence.rollback.note
-    disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
-    changes: dict[str, Any] = {
-        "notes": (*target.info.notes, *notes),
-        "pass_ms": costs.verify_ms if costs is not None and not costs.disturbed else (),
-        "drafts_off": disabled,
-    }
+        raise Interrupted("The load was cancelled.") from None if isinstance(error, Aborted) else error
+    changes: dict[str, Any] = {"notes": (*target.info.notes, *notes), "drafts_off": disabled}
     if draft is not None:
         info = draft.info
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
         changes |= {"draft_work": info.work}
     target.info = msgspec.structs.replace(target.info, **changes)
-    if target.passes is not None and costs is not None:
-        target.passes.pass_ms = costs.verify_ms
-    pair = (target.info.fingerprint, draft.info.fingerprint) if draft is not None else None
-    speculator = Speculator(
-        costs,
-        drafter,
-        max_depth=max_depth,
-        disabled=disabled,
-        uncalibrated=uncalibrated,
-        known=accepted(*pair) if pair is not None and costs is not None else (0.0, 0.0),
-    )
-    return SpeculationSetup(speculator, draft, pair if costs is not None else None)
+    return setup
 
 
 def _load_draft(

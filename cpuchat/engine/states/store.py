@@ -492,6 +492,15 @@ class StateStore:
         if save:
             self.save()
 
+    def set_aside(self) -> bool:
+        """Keep the chat in memory and empty the KV cache for a measurement; False, and nothing done, without room."""
+        self._mend()
+        if self.live.key.chat and len(self.sequence) >= MIN_TOKENS and self._whole() is None:
+            return False
+        self.sequence.clear()
+        self.live = Live()
+        return True
+
     def _mend(self) -> None:
         """Go back to before a stopped batch, which has spoilt a recurrent state."""
         if not self.sequence.is_broken:

@@ -24,7 +24,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.drafts import Draft, joined
-from cpuchat.chats.history import sent_text
+from cpuchat.chats.history import estimated_tokens, sent_text
 from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.protocol.messages import ANSWER_SHARE
 from cpuchat.session import attachments
@@ -99,7 +99,6 @@ class Paths(OptionList, can_focus=False):
         self.add_options([Content.assemble(*row) for row in rows])
         self.highlighted = 0 if titles and highlights else None
         self.set_class(bool(titles), "-open")
-        self.screen.set_class(bool(titles), "-offering")
 
 
 class QueuedMessages(Static):
@@ -134,7 +133,6 @@ class Composer(PromptInput):
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
         self._resent: dict[str, Attachment] = {}  # of the message that is being edited, by mark
         self._options = ""  # per-chat overrides
-        self._is_command = False  # what is typed is one
         self._attached = ""  # what would be sent with the message, or why it cannot be
         self._typed = ""  # the mark or command that is completed
         self._seen: tuple[list[str], bool, str] = ([], False, "")
@@ -181,16 +179,19 @@ class Composer(PromptInput):
             what = "Enter regenerates from here · Esc cancels"
         elif session.next_begins_chat:
             title, what = "Message for a new chat", "Enter sends it when the answer is done · Ctrl+N: to this chat"
-        elif self._is_command:
-            what = "Enter runs · Tab completes"
+        elif self.offers_completions:
+            thing = "command" if self._typed.startswith("/") else "path"
+            what = f"↑↓ {plural(len(self._paths.marks), thing)} · Tab completes"
+        elif command_in(self.text):
+            what = "Enter runs"
         elif session.busy and session.activity is not Activity.LOADING:
             what = " · ".join(("Enter queues", *recalls, "Esc stops the answer"))
         elif queue:
-            what = " · ".join((*recalls, f"Esc {'skips calibrating' if session.is_calibrating else 'unqueues all'}"))
+            what = " · ".join((*recalls, "Esc unqueues all"))
         elif session.busy:
             what = "Enter queues it until the model is ready"
         else:
-            what = "Enter sends · Ctrl+J new line"
+            what = f"Enter sends · {'Alt+R continues' if session.history.is_unfinished else 'Ctrl+J new line'}"
         if self._attached:
             title = Content(f"{title} · {self._attached}")
         self.border_title, self.border_subtitle = title, what
@@ -337,7 +338,9 @@ class Composer(PromptInput):
             number += 1
         attachment = attachments.pasted(text, number)
         self._pasted[attachment.mark] = attachment
-        return attachment.mark
+        row, column = min(self.selection)
+        before = self.document.get_line(row)[:column]
+        return f"{' ' if before[-1:].strip() else ''}{attachment.mark} "
 
     @on(TextArea.Changed)
     def _text_changed(self) -> None:
@@ -350,9 +353,6 @@ class Composer(PromptInput):
         typed = text and text != self.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
         command = command_in(text) if self.editing is None else None
-        if (command is not None) != self._is_command:
-            self._is_command = command is not None
-            self.show_titles()
         if typed and command is not None and not command[1]:
             titles = {name: title for name, (title, _) in commands(self.screen).items()}
             begun = [name for name in titles if name.startswith(text)]
@@ -365,6 +365,7 @@ class Composer(PromptInput):
             self.close_completions()
         else:
             self.run_worker(partial(self._offer_paths, mark), exclusive=True, group="paths")
+        self.show_titles()
         marks = attachments.named(text)
         seen = marks, mark is not None, text if marks or len(text) >= _COUNTED else ""
         if seen != self._seen:
@@ -392,7 +393,7 @@ class Composer(PromptInput):
         conversation = self._session.conversation
         n_ctx, used = conversation.n_ctx, conversation.history.n_past
         parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
-        n_tokens = sum(map(attachments.estimated_tokens, parts))
+        n_tokens = sum(map(estimated_tokens, parts))
         tokens = f"≈{plural(n_tokens, 'token')}"
         room = n_ctx - n_ctx // ANSWER_SHARE
         if 0 < room < n_tokens:
@@ -444,6 +445,7 @@ class Composer(PromptInput):
         was_open, self._typed = self.offers_completions, ""
         if was_open:
             self._paths.offer({})
+            self.show_titles()
         return was_open
 
     def _unfinished(self) -> str | None:
@@ -455,3 +457,4 @@ class Composer(PromptInput):
         if self._unfinished() == mark and self.has_focus:
             self._typed = mark
             self._paths.offer({} if found == [mark] else dict.fromkeys(found, ""))
+            self.show_titles()

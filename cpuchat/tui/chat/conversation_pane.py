@@ -13,7 +13,6 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.gguf.header import known_as
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
-from cpuchat.protocol.messages import LoadProgress
 from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
@@ -65,8 +64,6 @@ class ConversationPane(Vertical):
                     self._queued.show(self._session.queue)
             case events.Changed("question"):
                 self.composer.follow_chat()
-            case LoadProgress() if self._session.queue:  # Esc skips a calibration
-                self.composer.show_titles()
             case events.Changed("options" | "tools"):
                 self.show_options()
 

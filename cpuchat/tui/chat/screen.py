@@ -305,7 +305,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         """Close what is offered, else be silent, else stop what is written or loaded, else leave what Esc leaves."""
         if self._composer.close_completions() or (self.reader.stop() and not self.session.writing):
             return
-        if self.session.writing or self.session.is_calibrating:
+        if self.session.writing:
             await self.session.stop()  # what is queued is sent then
         elif self.session.queue:
             self._composer.unqueue()

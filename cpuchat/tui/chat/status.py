@@ -44,6 +44,7 @@ class StatusLine(Widget):
         super().__init__(id=id)
         self._name_end = 0  # of the model, in cells
         self._model: ModelInfo | None = None
+        self._without_model = "no model"  # what is shown then: the one that the next message loads, if any
         self._state = self._progress = ""  # the latter is shown with the figures, which have the same share
         self._used = self._n_ctx = 0
         self._engine: EngineInfo | None = None
@@ -75,6 +76,7 @@ class StatusLine(Widget):
             case events.LoadEnded():
                 self.show_state("")
                 self.show_model(session.conversation.model)
+                self.show_fill(session)
             case events.AnswerEnded():
                 self.show_state("")
                 self.show_fill(session)
@@ -96,6 +98,7 @@ class StatusLine(Widget):
         model, chat = session.conversation.model, session.conversation.chat
         used, n_ctx = session.conversation.figures().n_past.value or 0, session.conversation.n_ctx
         self._model, self._used, self._n_ctx = model, used, n_ctx
+        self._without_model = f"{known_as(session.source)} · not loaded" if session.source is not None else "no model"
         self._redraw()
         if model is None or chat is None or not (used and n_ctx):
             return
@@ -132,7 +135,7 @@ class StatusLine(Widget):
         While another model loads, there is nothing of the one before."""
         model = self._model
         if self._state or model is None:
-            state = (f" {self._state}", "model") if self._state else (" no model", "warn")
+            state = (f" {self._state}", "model") if self._state else (f" {clean(self._without_model)}", "warn")
             return [(" cpuchat ", "name"), state], [], []
         is_named = model.name.lower().startswith("cpuchat")  # the demo model says it already
         left = [("" if is_named else " cpuchat ", "name"), (f" {model.name} ", "model")]

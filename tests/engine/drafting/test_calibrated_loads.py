@@ -1,4 +1,4 @@
-"""Tests the calibration that is part of a load: measured once, kept, and made again when it was disturbed."""
+"""Tests the calibration, at a load or between answers: measured once, kept, and made again when it was disturbed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from cpuchat.costs import calibrations
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine import answer
 from cpuchat.engine.drafting import calibration
+from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.threads import CpuWait
 from cpuchat.measure import store
 from cpuchat.models import costs as record
 from cpuchat.models.drafts.candidates import UNKNOWN, measured_draft_ms, target_costs
-from cpuchat.protocol.messages import Event, LoadProgress, Speculation, SpeculationUpdate
-from cpuchat.protocol.reasons import DraftsOff
-from tests.support.pair_chat import ALL, PairChat
+from cpuchat.protocol.messages import (
+    Event,
+    Failed,
+    LoadCancelled,
+    LoadProgress,
+    Measure,
+    Measured,
+    Speculation,
+    SpeculationUpdate,
+    StateKey,
+)
+from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
+from tests.support.pair_chat import PairChat
 
 
 def test_costs_are_measured_once(chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,22 +137,38 @@ def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_with
         assert updates and all(one.disturbed != is_compared for one in updates)
 
 
-def test_a_stop_skips_the_measurement(chat: PairChat, files: tuple[Path, Path]) -> None:
+def test_a_chat_is_calibrated_between_its_answers_and_kept(
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    assert chat.load(files[0], draft_path=str(files[1])).pass_ms == ()
+    plain, first = chat.ask(Speculation(drafters=("draft",)), prompt="a b c d " * 20, state=StateKey(chat="a"))
+    assert first.draft_n == 0 and first.speculation.off == UNCALIBRATED
+    chat.engine.cancel()
+    chat.engine.measure(Measure(calibrates=True))
+    chat.engine.clear_cancel()
+    [stopped] = chat.of(Failed)
+    assert stopped.code == "interrupted" and target_costs(files[0]) == UNKNOWN
+
+    def found(target: Model, *_: object, **__: object) -> PassCosts:
+        target.sequence.clear()
+        return costs
+
+    monkeypatch.setattr(calibration, "measure", found)
+    for _ in range(2):  # the second time it is known
+        chat.engine.measure(Measure(calibrates=True))
+        assert chat.of(Measured)[-1].pass_ms == costs.verify_ms
+        monkeypatch.setattr(calibration, "measure", None)
+    again, second = chat.ask(Speculation(drafters=("draft",)), prompt="a b c d " * 20, state=StateKey(chat="a"))
+    assert again == plain and second.cache_n > 0
+    assert second.speculation.off != UNCALIBRATED
+
+
+def test_a_stop_during_the_measurement_stops_the_load(chat: PairChat, files: tuple[Path, Path]) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, LoadProgress) and event.phase == "calibrating":
             chat.engine.cancel()
 
     chat.react = stop
-    more = {"draft_path": str(files[1]), "calibrate": True}
-    info = chat.load(files[0], **more)
-    chat.react = lambda _: None
-    [note] = info.notes
-    assert "skipped" in note
-    assert info.draft and info.pass_ms == () and target_costs(files[0]) == UNKNOWN
-    plain, _ = chat.ask()
-    drafted, timings = chat.ask(Speculation(drafters=("draft",)))
-    assert drafted == plain
-    assert timings.draft_n == 0
-    assert timings.speculation is not None and timings.speculation.off == DraftsOff("calibration skipped")
-    drafted, timings = chat.ask(ALL)  # a depth that was asked for needs no costs
-    assert drafted == plain and timings.draft_n
+    assert isinstance(chat.command(files[0], draft_path=str(files[1]), calibrate=True), LoadCancelled)
+    assert target_costs(files[0]) == UNKNOWN

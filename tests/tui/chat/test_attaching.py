@@ -139,14 +139,14 @@ async def test_a_long_pasted_text_becomes_an_attachment() -> None:
         assert app.prompt.text == LONG.rpartition("\n")[0]  # not long enough
         app.prompt.clear()
         await app.paste(LONG)
-        assert app.prompt.text == "[Pasted text 1: 41 lines]"
+        assert app.prompt.text == "[Pasted text 1: 41 lines] "  # for what is typed next
         await app.shows("Message · Pasted text 1, ≈")
         await app.press("enter")
         await app.idle(1)
         assert last_asked(app) == f"Pasted text 1:\n```\n{LONG}\n```\n\n[Pasted text 1: 41 lines]"
         assert app.open_chat.title == LONG.splitlines()[0]
         await app.paste("word " * 100_000)
-        assert app.prompt.text == "[Pasted text 2: 1 line]"
+        assert app.prompt.text == "[Pasted text 2: 1 line] "
 
 
 async def test_both_sides_of_a_comparison_get_the_attachments() -> None:

@@ -127,7 +127,7 @@ async def test_a_failed_load_says_why_and_gives_way_to_the_model_before() -> Non
         await app.shows("was not loaded: It needs 40 GB, 3", "GB are free. Use a smaller context (F2).")
         assert "Open Qwen3 8B" in app.screen_text
         assert OF_OTHERS[1] not in app.screen_text
-        assert "no model" in app.status
+        assert "not loaded" in app.status
 
         noted = [ModelLoaded(model=msgspec.structs.replace(MODEL, notes=(note,)))]
         backend.load_steps = noted
@@ -213,6 +213,7 @@ async def test_panes_have_the_places_that_the_size_leaves_and_what_is_hidden_is_
         assert settings.load().model.last == MODEL.path
 
         await app.press("f8", "f3")
+        await app.write("a message\nof several\nlines\nthat is long")
         app.chat.notify("several words " * 30, timeout=600)  # hides neither the prompt nor the figures
         await app.until(lambda: any(toast.region.height > 1 for toast in app.chat.query(Toast)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config import settings
-from cpuchat.protocol.messages import Failed, LoadProgress, ModelLoaded, Speculation
+from cpuchat.protocol.messages import Failed, Speculation
 from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.chat.telemetry import TelemetryPanel
 from tests.support.chat_app import SMALL, WIDE, RunningApp, loaded, running
@@ -129,38 +129,6 @@ async def test_a_draft_model_is_loaded_beside_the_model_or_left_out_where_it_is_
         await app.told("nowhere")
         await app.ready()
         assert backend.loads[-1][1].draft_path == ""
-
-
-class _Skipping(ScriptedBackend):
-    """Counts requests to stop, which end nothing."""
-
-    n_stops = 0
-
-    async def cancel(self) -> None:
-        self.n_stops += 1
-
-
-async def test_a_queued_message_waits_for_the_calibration_which_escape_skips() -> None:
-    first, second, third = Gate(), Gate(), Gate()
-    calibrating = [LoadProgress(phase="calibrating", done=done, total=32) for done in (8, 16)]
-    warming = LoadProgress(phase="warming", done=0, total=1)
-    steps = [calibrating[0], first, calibrating[1], second, warming, third, ModelLoaded(model=WITH_DRAFT)]
-    backend = _Skipping(load_steps=steps)
-    async with running(backend, size=SMALL) as app:
-        await app.until(first.reached.is_set)
-        await app.until(lambda: "loading · calibrating when drafts pay · Esc skips  25 %" in app.status)
-        await app.send("Hello", wait=False)
-        first.open()
-        await app.until(lambda: "loading · calibrating when drafts pay · Esc skips  50 %" in app.status)
-        assert "Esc skips calibrating" in app.screen_text and backend.n_stops == 0
-        await app.press("escape")
-        assert backend.n_stops == 1 and [one.text for one in app.chat.session.queue] == ["Hello"]
-        second.open()
-        await app.until(third.reached.is_set)
-        await app.shows("Esc unqueues all")
-        third.open()
-        await app.ready()
-        await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["Hello"])
 
 
 async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_does_not_need_it() -> None:

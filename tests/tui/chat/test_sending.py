@@ -153,7 +153,7 @@ async def test_a_stopped_answer_goes_on_in_the_same_message() -> None:
         await app.press("escape")
         await app.idle()
         assert app.contents() == ["Count", "One two "] and app.transcript.messages[-1].note.endswith("stopped")
-        assert app.stored()[-1] == ("assistant", "One two ")
+        assert app.stored()[-1] == ("assistant", "One two ") and "Alt+R continues" in app.screen_text
         before = app.conversation.messages[-1]
         await app.press("alt+r")
         await app.idle(2)

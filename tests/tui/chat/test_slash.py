@@ -13,6 +13,7 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
         assert {"/help", "/new", "/models", "/copy-code", "/compact", "/quit"} <= set(titles) and "/stop" not in titles
         await app.press("/")
         await app.until(lambda: offered.marks == list(titles))
+        assert f"{len(titles)} commands" in app.screen_text  # more than there is room for
         await app.press("r", "e", "g")
         await app.until(lambda: offered.marks == ["/regenerate", "/edit"])  # by their titles
         await app.press("escape", "backspace", "backspace", "backspace", *"hel")

@@ -20,7 +20,7 @@ from tests.support.stores import ollama
 PINNED = msgspec.structs.replace(MODEL, cpus=tuple(range(8)))
 INTERLEAVED = EngineInfo(version="x", memory_policy="interleave:0-1")
 REJECTED = EngineInfo(version="x", memory_policy="", policy_refused="not here")
-OFF, SKIPPED, SLOW = DraftingFigures(), DraftsOff("calibration skipped"), DraftsOff("slow verification")
+OFF, SLOW = DraftingFigures(), DraftsOff("slow verification")
 
 
 async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_drafts() -> None:
@@ -51,7 +51,6 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
         for drafting, words in (
             (DraftingFigures(wanted=True), "draft 0.5B Q8_0 · adaptive depth"),
             (DraftingFigures(wanted=True, depth=0, off=UNCALIBRATED), "draft 0.5B Q8_0 "),
-            (DraftingFigures(wanted=True, depth=0, off=SKIPPED), "draft 0.5B Q8_0 · drafts off"),
             (DraftingFigures(wanted=True, depth=3, off=SLOW), "draft 0.5B Q8_0 · drafts off"),
             (DraftingFigures(wanted=True, depth=3), "draft 0.5B Q8_0 · adaptive depth 3"),
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpuchat.chats.records import Attachment
 from cpuchat.protocol.messages import Failed
+from cpuchat.tui.chat.composer import Paths
 from tests.support.chat_app import counting, loaded, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
@@ -20,7 +21,7 @@ async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
         await app.write("of a new chat: ")
         await app.paste(LONG)
     async with loaded() as app:
-        assert app.prompt.text == "of a new chat: [Pasted text 1: 60 lines]"
+        assert app.prompt.text == "of a new chat: [Pasted text 1: 60 lines] "
         app.chat.open_chat(first.id)
         await app.until(lambda: app.prompt.text == "after the first")
         await app.press("ctrl+n")
@@ -128,8 +129,8 @@ async def test_keys_and_pastes_leave_a_draft_as_it_is() -> None:
         assert app.prompt.text.splitlines() == ["one", "two", "three"]
         app.prompt.clear()
         await app.press(*"看@README")  # completions are offered again after a space was taken back
-        await app.until(lambda: app.chat.has_class("-offering"))
+        await app.until(lambda: app.chat.query_one(Paths).marks)
         await app.press("space")
-        await app.until(lambda: not app.chat.has_class("-offering"))
+        await app.until(lambda: not app.chat.query_one(Paths).marks)
         await app.press("backspace")
-        await app.until(lambda: app.chat.has_class("-offering"))
+        await app.until(lambda: app.chat.query_one(Paths).marks)
