@@ -45,6 +45,7 @@ void halves(__m256i fours, int32_t* low, int32_t* high) {
 int32_t pair(int32_t low, int32_t high) { return (low & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(high) << 16); }
 
 void quantize_256(const float* x, int8_t* to, Block256* block) {
+    if (!x) return void(block->d = 0.0f);
     __m256i most = greatest(x);
     for (int i = 1; i < 8; i++) most = _mm256_max_epi32(most, greatest(x + 32 * i));
     const float top = greatest_lane(most);
@@ -65,18 +66,24 @@ void quantize_256(const float* x, int8_t* to, Block256* block) {
 
 }  // namespace
 
-void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, void* blocks) {
+void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, void* blocks, int width, int lane) {
     if (has_large_blocks(format)) {
-        Block256* block = static_cast<Block256*>(blocks);
-        for (int64_t at = 0; at < n_values; at += 256) quantize_256(x + at, quants + at, block++);
+        Block256* block = static_cast<Block256*>(blocks) + lane;
+        quants += 256 * lane;
+        for (int64_t at = 0; at < n_values; at += 256, block += width) quantize_256(x ? x + at : x, quants + at * width, block);
         return;
     }
-    Block32* block = static_cast<Block32*>(blocks);
-    for (int64_t at = 0; at < n_values; at += 32, block++) {
+    float* d = static_cast<float*>(blocks) + lane;
+    quants += 32 * lane;
+    for (int64_t at = 0; at < n_values; at += 32, d += 2 * width) {
+        *d = 0.0f;
+        if (!x) continue;
         const float top = greatest_lane(greatest(x + at));
         int32_t low, high;
-        halves(quantize_32(x + at, top <= least ? 0.0f : 127.0f / top, quants + at), &low, &high);
-        *block = {top <= least ? 0.0f : top / 127.0f, low + high};
+        halves(quantize_32(x + at, top <= least ? 0.0f : 127.0f / top, quants + at * width), &low, &high);
+        if (!(top <= least)) *d = top / 127.0f;
+        const int32_t sum = low + high;
+        std::memcpy(d + width, &sum, sizeof sum);
     }
 }
 

@@ -85,16 +85,22 @@ struct Block32 {
     int32_t sum;
 };
 
-// Activations as signed bytes, `n_values` a token, and what belongs to each block of a token.
+// Activations as signed bytes, `n_values` a token, and what belongs to each block of a token. Tokens lie one after the
+// other; those of wide passes in tiles of 16, which have block after block of all 16 tokens: their 16 rows of bytes, and
+// their 16 Block256, or the 16 `d` and the 16 `sum` of their Block32.
 struct Activations {
     const int8_t* quants;
     const void* blocks;
     int64_t n_values;
 };
+constexpr int tile_tokens = 16;
 
 // Bytes of what belongs to a block of activations.
 constexpr size_t activation_block(Format format) { return has_large_blocks(format) ? sizeof(Block256) : sizeof(Block32); }
-void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, void* blocks);
+
+// Quantizes some blocks of one token: number `lane` of the `width` tokens (1, or those of a tile) whose first such block
+// is at `quants` and `blocks`. Without `x`, for a tile that is not full, its results become zero.
+void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, void* blocks, int width = 1, int lane = 0);
 
 // Groups `bytes` apart, whose results are `rows` floats apart.
 struct Groups {
@@ -113,9 +119,9 @@ inline int ahead_alone = 8192;
 using Product = void (*)(const Groups& groups, const Activations& x, int64_t token, float* const* out);
 constexpr int most_groups = 4;
 
-// The same for many tokens, from `from` to `wide_tile`.
+// The same for up to `wide_tile` tokens, in tiles, of which `token` begins one; for passes of `from` tokens or more.
 using WideProduct = void (*)(const uint8_t* group, const Activations& x, int64_t token, int n_tokens, float* const* out);
-constexpr int wide_tile = 64;
+constexpr int wide_tile = 128;
 struct WideProducts {
     int from;
     WideProduct of[static_cast<int>(Format::count)];  // null where it gains nothing

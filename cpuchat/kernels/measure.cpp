@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <memory>
 #include <new>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "ggml-backend-impl.h"
@@ -16,7 +19,8 @@
 namespace cpuchat {
 namespace {
 
-constexpr int64_t n_values = 2048;
+// Not a power of two, whose rows collide in caches: llama.cpp computes half as fast with AMX then, and few models have one.
+constexpr int64_t n_values = 2560;
 constexpr int64_t n_different = 16;  // rows, which repeat: quantizing takes long
 constexpr int most_matrices = 32;
 constexpr int many = 16;  // tokens from which on arithmetic takes longer than reading: one matrix is enough
@@ -61,8 +65,24 @@ struct Side {
         weights->buffer = empty.get();
         return static_cast<ggml::cpu::extra_buffer_type*>(type->context)->supports_op(type->device, new_product(weights, 512));
     }
+    // Whether as many threads may start as llama.cpp lays weights out for AMX with: without, it would end this process.
+    static bool may_start_threads() {
+        std::vector<std::thread> threads;
+        std::promise<void> done;
+        const std::shared_future<void> all = done.get_future().share();
+        bool may = true;
+        try {
+            for (unsigned i = 0; i < std::thread::hardware_concurrency(); i++) threads.emplace_back([all] { all.wait(); });
+        } catch (const std::system_error&) {
+            may = false;
+        }
+        done.set_value();
+        for (std::thread& thread : threads) thread.join();
+        return may;
+    }
     // Fills `n` matrices; returns false where no buffer type takes them, or memory is short.
     bool fill(bool is_cpuchat, ggml_type kind, int n, const uint8_t* blocks) {
+        if (!is_cpuchat && !may_start_threads()) return false;
         ggml_backend_buffer_type_t type = is_cpuchat ? nullptr : ggml_backend_cpu_buffer_type();
         for (ggml_backend_buffer_type_t one : ggml_backend_cpu_get_extra_buffer_types()) {
             if (!one || !strcmp(ggml_backend_buft_name(one), "CPU_CPUCHAT") != is_cpuchat || !is_supported(one, kind)) continue;
@@ -103,7 +123,7 @@ int measure(const char* type, ggml_threadpool* pool, int n_threads, size_t bytes
     int kind = 0;
     while (kind < GGML_TYPE_COUNT && (!ggml_type_name(ggml_type(kind)) || strcasecmp(type, ggml_type_name(ggml_type(kind))))) kind++;
     if (kind == GGML_TYPE_COUNT || ggml_quantize_requires_imatrix(ggml_type(kind))) return -1;
-    const int64_t n_rows = seconds > 0 ? 4096 : 256;  // about those of a layer, or enough to compare
+    const int64_t n_rows = seconds > 0 ? 3584 : 256;  // about those of a layer, or enough to compare
     std::vector<uint8_t> work, blocks(ggml_row_size(ggml_type(kind), n_values) * n_rows);
     const size_t repeated = blocks.size() / n_rows * n_different;
     ggml_quantize_chunk(ggml_type(kind), random_values(n_different * n_values).data(), blocks.data(), 0, n_different, n_values, nullptr);

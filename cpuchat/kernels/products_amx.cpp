@@ -3,7 +3,7 @@
 //
 // Scales of sub-blocks are multiplied into the weights, whose 16 bits become two planes of bytes: sums of the low plane
 // and 256 times those of the high one are the exact integers of the other instruction sets, from where on the float
-// operations are the same. Checked by emulation only (tests/kernels), and not timed yet.
+// operations are the same.
 #include <algorithm>
 
 #include "wide.h"
@@ -81,21 +81,15 @@ template <class Kind> void split(const Unpacked<S>& block, Planes& to) {
     }
 }
 
-// Where two tiles of tokens from `token` on begin: the last ones overlap those before, as no token is behind them.
-struct Pair {
-    int token, first, second;
-    Pair(int token, int n) : token(token), first(std::min(token, n - 16)), second(std::min(token + 16, n - 16)) {}
-    // Calls f(token, number of its tile, row in it) for each token once.
-    template <class F> void each(F f) const {
-        for (int i = token; i < first + 16; i++) f(i, 0, i - first);
-        for (int i = first + 16; i < second + 16; i++) f(i, 1, i - second);
-    }
-};
+using TileSums = int32_t[tile_tokens * S::rows];
 
-struct TileSums {
-    alignas(64) int32_t of[4][tile_bytes / 4];
-    I at(int tile, int row) const { return S::load(of[tile] + 16 * row); }
-};
+// The sums of both planes of a tile of tokens, and what follows in float.
+template <class Kind> void add_block(const Unpacked<S>& block, const TileSums& low, const TileSums& high, const Block256* x, float* results) {
+    UNROLL for (int i = 0; i < tile_tokens; i++) {
+        const I total = S::load(low + S::rows * i) + (S::load(high + S::rows * i) << 8);
+        add_scaled<S, Kind>(block, total, x[i], results + S::rows * i);
+    }
+}
 
 template <class Kind> void tiles_of_256(const uint8_t* group, const Activations& x, int64_t token, int n, float* const* out) {
     const int64_t K = x.n_values, n_blocks = K / 256;
@@ -103,37 +97,36 @@ template <class Kind> void tiles_of_256(const uint8_t* group, const Activations&
         const Tiles tiles(64);
         Unpacked<S> block;
         Planes planes;
-        TileSums sums;
+        alignas(64) TileSums sums[4];
         for (int64_t b = 0; b < n_blocks; b++) {
-            const int8_t* quants = x.quants + token * K + 256 * b;
-            const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks + b;
+            const int8_t* quants = x.quants + token * K + 256 * tile_tokens * b;
+            const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks + tile_tokens * b;
             unpack<S, Kind>(group, b, n_blocks, block);
             split<Kind>(block, planes);
             written(&planes);
-            for (int t = 0; t < n; t += 32) {
-                const Pair pair(t, n);
+            for (int t = 0; t < n; t += 2 * tile_tokens) {
+                const int second = t + tile_tokens < n ? t + tile_tokens : t;  // the last one may be alone
                 _tile_zero(0);
                 _tile_zero(1);
                 _tile_zero(2);
                 _tile_zero(3);
                 for (int step = 0; step < 4; step++) {
-                    _tile_loadd(4, quants + pair.first * K + 64 * step, K);
+                    _tile_loadd(4, quants + t * K + 64 * step, 256);
                     _tile_loadd(6, planes.low + step * tile_bytes, 64);
                     _tile_dpbsud(0, 4, 6);
                     _tile_loadd(7, planes.high + step * tile_bytes, 64);
                     _tile_dpbssd(1, 4, 7);
-                    _tile_loadd(5, quants + pair.second * K + 64 * step, K);
+                    if (second == t) continue;
+                    _tile_loadd(5, quants + second * K + 64 * step, 256);
                     _tile_dpbsud(2, 5, 6);
                     _tile_dpbssd(3, 5, 7);
                 }
-                _tile_stored(0, sums.of[0], 64);
-                _tile_stored(1, sums.of[1], 64);
-                _tile_stored(2, sums.of[2], 64);
-                _tile_stored(3, sums.of[3], 64);
-                pair.each([&](int i, int tile, int row) {
-                    const I total = sums.at(2 * tile, row) + (sums.at(2 * tile + 1, row) << 8);
-                    add_scaled<S, Kind>(block, total, blocks[i * n_blocks], results + 16 * i);
-                });
+                _tile_stored(0, sums[0], 64);
+                _tile_stored(1, sums[1], 64);
+                _tile_stored(2, sums[2], 64);
+                _tile_stored(3, sums[3], 64);
+                add_block<Kind>(block, sums[0], sums[1], blocks + t * n_blocks, results + S::rows * t);
+                if (second != t) add_block<Kind>(block, sums[2], sums[3], blocks + second * n_blocks, results + S::rows * second);
             }
         }
     });
@@ -154,47 +147,67 @@ template <class Weights> const uint8_t* signed_bytes(const uint8_t* w, uint8_t* 
     }
 }
 
+// The float operations of a tile of tokens with the sums of `count` blocks, whose scales are `ds` and, of the tokens, `x`.
+template <class Weights>
+void add_blocks(int count, const TileSums* sums, const S::F* ds, const S::F* mins, const float* x, float* results) {
+    S::F of_tile[tile_tokens];
+    UNROLL for (int i = 0; i < tile_tokens; i++) of_tile[i] = S::load_floats(results + S::rows * i);
+    for (int b = 0; b < count; b++, x += 2 * tile_tokens) {
+        const S::F d = ds[b];
+        UNROLL for (int i = 0; i < tile_tokens; i++) {
+            const S::F dx = S::broadcast_f(x[i]);
+            of_tile[i] = S::fmadd(S::to_float(S::load(sums[b] + S::rows * i)), d * dx, of_tile[i]);
+            if constexpr (Weights::behind == 4) {
+                of_tile[i] = S::fmadd(S::to_float(S::broadcast(x + tile_tokens + i)), mins[b] * dx, of_tile[i]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < tile_tokens; i++) S::store(results + S::rows * i, of_tile[i]);
+}
+
+// A few blocks at a time: first all their tiles, then their floats. (In turn, block by block, it takes half as long again.)
 template <class Weights> void tiles_of_32(const uint8_t* group, const Activations& x, int64_t token, int n, float* const* out) {
     const int64_t K = x.n_values, n_blocks = K / 32;
-    constexpr int bytes = Weights::vectors * S::bytes;
+    constexpr int bytes = Weights::vectors * S::bytes, behind = Weights::behind * S::rows, most = 8;
     with_results<S>(n, out, [&](float* results) {
         const Tiles tiles(32);
-        alignas(64) uint8_t unpacked[8 * S::bytes];
-        TileSums sums;
-        for (int64_t b = 0; b < n_blocks; b++) {
-            const int8_t* quants = x.quants + token * K + 32 * b;
-            const Block32* blocks = static_cast<const Block32*>(x.blocks) + token * n_blocks + b;
-            const uint8_t* ds = group + n_blocks * bytes + b * Weights::behind * S::rows;
-            const S::F d = scale_of_32<S, Weights>(ds);
-            const uint8_t* weights = signed_bytes<Weights>(group + b * bytes, unpacked);
-            written(weights);
-            _tile_loadd(6, weights, 64);
-            for (int t = 0; t < n; t += 32) {
-                const Pair pair(t, n);
-                _tile_zero(0);
-                _tile_zero(1);
-                _tile_loadd(4, quants + pair.first * K, K);
-                _tile_dpbssd(0, 4, 6);
-                _tile_loadd(5, quants + pair.second * K, K);
-                _tile_dpbssd(1, 5, 6);
-                _tile_stored(0, sums.of[0], 64);
-                _tile_stored(1, sums.of[1], 64);
-                pair.each([&](int i, int tile, int row) {
-                    const Block32& of_token = blocks[i * n_blocks];
-                    const S::F dx = S::broadcast_f(of_token.d);
-                    S::F sum = S::fmadd(S::to_float(sums.at(tile, row)), d * dx, S::load_floats(results + 16 * i));
-                    if constexpr (Weights::behind == 4) {
-                        sum = S::fmadd(S::to_float(S::dwords_of(of_token.sum)), S::halves(ds + 2 * S::rows) * dx, sum);
-                    }
-                    S::store(results + 16 * i, sum);
-                });
+        alignas(64) uint8_t unpacked[most][8 * S::bytes];
+        alignas(64) TileSums sums[2][most];
+        S::F ds[most], mins[most];
+        for (int64_t begin = 0; begin < n_blocks; begin += most) {
+            const int count = static_cast<int>(std::min<int64_t>(most, n_blocks - begin));
+            const uint8_t* weights[most];
+            for (int b = 0; b < count; b++) {
+                weights[b] = signed_bytes<Weights>(group + (begin + b) * bytes, unpacked[b]);
+                const uint8_t* scales = group + n_blocks * bytes + (begin + b) * behind;
+                ds[b] = scale_of_32<S, Weights>(scales);
+                if constexpr (Weights::behind == 4) mins[b] = S::halves(scales + 2 * S::rows);
+            }
+            written(unpacked);
+            const int8_t* quants = x.quants + token * K + 32 * tile_tokens * begin;
+            const float* scales = static_cast<const float*>(x.blocks) + 2 * (token * n_blocks + tile_tokens * begin);
+            for (int t = 0; t < n; t += 2 * tile_tokens) {
+                const int second = t + tile_tokens < n ? t + tile_tokens : t;  // the last one may be alone
+                for (int b = 0; b < count; b++) {
+                    _tile_loadd(6, weights[b], 64);
+                    _tile_loadd(4, quants + t * K + 32 * tile_tokens * b, 32);
+                    _tile_loadd(5, quants + second * K + 32 * tile_tokens * b, 32);
+                    _tile_zero(0);
+                    _tile_zero(1);
+                    _tile_dpbssd(0, 4, 6);
+                    _tile_dpbssd(1, 5, 6);
+                    _tile_stored(0, sums[0][b], 64);
+                    _tile_stored(1, sums[1][b], 64);
+                }
+                add_blocks<Weights>(count, sums[0], ds, mins, scales + 2 * t * n_blocks, results + S::rows * t);
+                if (second != t) add_blocks<Weights>(count, sums[1], ds, mins, scales + 2 * second * n_blocks, results + S::rows * second);
             }
         }
     });
 }
 
 constexpr WideProducts all_wide() {
-    WideProducts table{32, {}};  // unpacking and splitting take what AVX-512 VNNI takes for 8 tokens or more: an estimate
+    WideProducts table{32, {}};
     auto set = [&](Format format, WideProduct product) { table.of[static_cast<int>(format)] = product; };
     set(Format::q4_k, tiles_of_256<UnpackQ45K<S, false>>);
     set(Format::q5_k, tiles_of_256<UnpackQ45K<S, true>>);

@@ -116,26 +116,25 @@ template <class S, class Kind, int T> void add_block(const Unpacked<S>& block, c
     }
 }
 
-// Calls `multiply` with room for the results of n tokens, a row of floats each, and writes them to `out`.
+// Calls `multiply` with room for the results of n tokens, a row of floats each, of whole tiles, and writes them to `out`.
 template <class S, class Multiply> inline void with_results(int n, float* const* out, Multiply multiply) {
     alignas(64) float results[wide_tile * S::rows];
-    for (int i = 0; i < n; i++) S::store(results + i * S::rows, typename S::F{});
+    for (int i = 0; i < (n + tile_tokens - 1) / tile_tokens * tile_tokens; i++) S::store(results + i * S::rows, typename S::F{});
     multiply(results);
     for (int i = 0; i < n; i++) S::store(out[i], S::load_floats(results + i * S::rows));
 }
 
 template <class S, class Kind>
 void wide_product(const uint8_t* group, const Activations& x, int64_t token, int n, float* const* out) {
-    const int64_t K = x.n_values, n_blocks = K / 256;
+    const int64_t n_blocks = x.n_values / 256;
     with_results<S>(n, out, [&](float* results) {
         Unpacked<S> block;
         for (int64_t b = 0; b < n_blocks; b++) {
             unpack<S, Kind>(group, b, n_blocks, block);
             int i = 0;
             auto add = [&](auto number) {
-                const int64_t first = token + i;
-                const Block256* blocks = static_cast<const Block256*>(x.blocks) + first * n_blocks + b;
-                const Columns columns{x.quants + first * K + 256 * b, K, blocks, n_blocks};
+                const int64_t at = (token + i) / tile_tokens * tile_tokens * n_blocks + b * tile_tokens + i % tile_tokens;
+                const Columns columns{x.quants + 256 * at, 256, static_cast<const Block256*>(x.blocks) + at, 1};
                 add_block<S, Kind, decltype(number)::value>(block, columns, results + i * S::rows);
                 i += number;
             };

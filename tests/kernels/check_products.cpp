@@ -104,22 +104,41 @@ struct LaidOut {
         lay_out(c.kind(), c.n_values, c.n_rows, rows, 0, n_groups, c.raw.data(), weights.at);
         quantize(c.kind(), c.n_tokens * c.n_values, c.x.data(), reinterpret_cast<int8_t*>(quants.at), blocks.at);
     }
+    Activations activations(const Case& c) const { return {reinterpret_cast<const int8_t*>(quants.at), blocks.at, c.n_values}; }
     int64_t n_groups;
     size_t bytes;
     Lines weights, quants, blocks;
 };
 
+// The activations of a wide pass, in tiles, whose last one may lack some.
+struct InTiles {
+    InTiles(const Case& c, int64_t token, int width)
+        : n((width + tile_tokens - 1) / tile_tokens * tile_tokens), quants(n * c.n_values),
+          blocks(n * c.n_blocks() * activation_block(c.kind())), x{reinterpret_cast<const int8_t*>(quants.at), blocks.at, c.n_values} {
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t lane = i % tile_tokens, first = i - lane;
+            const float* values = i < width ? &c.x[(token + i) * c.n_values] : nullptr;
+            quantize(c.kind(), c.n_values, values, reinterpret_cast<int8_t*>(quants.at) + first * c.n_values,
+                     blocks.at + first * c.n_blocks() * activation_block(c.kind()), tile_tokens, lane);
+        }
+    }
+    int64_t n;
+    Lines quants, blocks;
+    Activations x;
+};
+
 // Passes of `width` tokens over all tokens; every result against `expected`. Returns the number of those that differ.
 int n_different(const Case& c, const Products& table, const LaidOut& laid, int width, const std::vector<float>& expected) {
-    const Activations x{reinterpret_cast<const int8_t*>(laid.quants.at), laid.blocks.at, c.n_values};
+    const Activations x = laid.activations(c);
     int n = 0;
-    for (int64_t g = 0; g < laid.n_groups; g++) {
-        for (int64_t token = 0; token + width <= c.n_tokens; token += width) {
+    for (int64_t token = 0; token + width <= c.n_tokens; token += width) {
+        const InTiles in_tiles(c, token, width);
+        for (int64_t g = 0; g < laid.n_groups; g++) {
             std::vector<float> results(width * table.rows, NAN);
             std::vector<float*> out;
             for (int i = 0; i < width; i++) out.push_back(&results[i * table.rows]);
             const uint8_t* group = laid.weights.at + g * laid.bytes;
-            if (width > table.tile) table.wide.of[c.format](group, x, token, width, out.data());
+            if (width > table.tile) table.wide.of[c.format](group, in_tiles.x, 0, width, out.data());
             else table.of[c.format][width]({group, 0, 0}, x, token, out.data());
             for (int64_t i = 0; i < width; i++) {
                 for (int64_t r = 0; r < table.rows; r++) {
@@ -155,7 +174,7 @@ int main(int n_arguments, char** arguments) {
         if (std::memcmp(laid.quants.at, x.quants.data(), x.quants.size())) n_failed++, printf("%s: activations differ\n", table->name);
         std::vector<int> widths;
         for (int width = 1; width <= table->tile; width++) widths.push_back(width);
-        for (int width : {table->wide.from, 37, 47, 48, 49, wide_tile}) {
+        for (int width : {table->wide.from, 37, 48, 49, 64, wide_tile}) {
             if (table->wide.of[c.format] && width >= table->wide.from && width <= c.n_tokens) widths.push_back(width);
         }
         for (int width : widths) {

@@ -260,7 +260,7 @@ from cpuchat.hardware.sysfs import own_cpus
 
 pool = ThreadPool(own_cpus()[:1], 0)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-for more in range(0, 400 << 20, 20 << 20):
+for more in range(0, 800 << 20, 40 << 20):
     resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
     found = kernels.measure("Q4_K", pool, (1, 8), 0.01)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
