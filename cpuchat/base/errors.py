@@ -41,7 +41,9 @@ class SettingsError(UsageError, code="settings"):
 
 
 class ModelNotFound(CpuchatError, code="model_not_found", exit_code=3):
-    """No GGUF file at the given path, repository or name."""
+    """No GGUF file at the given path, repository or name. `wanted`: a name of which no file here is a part."""
+
+    wanted = ""
 
 
 class ModelDamaged(CpuchatError, code="model_damaged", exit_code=4):

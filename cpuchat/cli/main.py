@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
-from cpuchat.base.errors import CpuchatError, Interrupted, OutputFailed, UsageError
+from cpuchat.base.errors import CpuchatError, Interrupted, ModelNotFound, OutputFailed, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.lazy import LazyGroup, chat_options
 from cpuchat.cli.output import OutputClosed, cleaned_output, error_json, error_text, json_line
@@ -165,6 +165,12 @@ def _run(given: Sequence[str]) -> int:
     except OutputFailed as error:
         _reader_gone()
         return _fail(error, [])  # on stderr, even if --json was asked for
+    except ModelNotFound as error:
+        from cpuchat.models.catalog import load_catalog
+
+        command = load_catalog().download_command(error.wanted)
+        error.hint = f"Download it: {command}." if command else error.hint
+        return _fail(error, arguments)
     except CpuchatError as error:
         return _fail(error, arguments)
     except (Abort, KeyboardInterrupt):

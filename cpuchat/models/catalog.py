@@ -133,6 +133,12 @@ class Catalog(msgspec.Struct, frozen=True):
         """Return the model with that id."""
         return next((model for model in self.models if model.id == wanted), None)
 
+    def download_command(self, wanted: str) -> str:
+        """Return how to download what is `wanted`, also as `qwen3:8b` or `qwen3-8b:q8_0`; "" for what is not in it."""
+        name, _, quant = wanted.lower().replace("@", ":").rpartition(":")
+        known = next(filter(None, map(self.find, (wanted.lower(), name, f"{name}-{quant}"))), None)
+        return f"cpuchat models download {known.id}{f':{quant}' if known.id == name else ''}" if known else ""
+
     def drafts_of(self, model: CatalogModel) -> list[CatalogModel]:
         """Return the models that can draft for it, the best first."""
         return [draft for wanted in model.drafts if (draft := self.find(wanted)) is not None]

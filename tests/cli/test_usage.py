@@ -127,6 +127,13 @@ def test_the_manual_is_found_by_headings_and_formatted_on_a_terminal(
     assert "success" in shown and "|" not in shown
 
 
+@pytest.mark.parametrize(
+    ("wanted", "named"), [("qwen3:8b", "qwen3-8b."), ("Qwen3-8B:Q8_0", "qwen3-8b:q8_0."), ("a/b", "a/b.")]
+)
+def test_what_is_not_here_is_said_how_to_download(wanted: str, named: str) -> None:
+    assert f"cpuchat models download {named}" in run("models", "show", wanted).stderr
+
+
 @pytest.mark.parametrize("line", [["tune", "demoo"], ["plan", "demoo"], ["compare", "demo", "demoo", "q"]])
 def test_a_model_that_is_not_there_ends_with_3(line: list[str]) -> None:
     done = run(*line)

@@ -241,21 +241,18 @@ class Library:
 
     def _not_found(self, spec: str, places: list[LocalFile], ollama: list[str]) -> ModelNotFound:
         """Return what is close to `spec`, or where it can be had."""
-        from cpuchat.models.catalog import load_catalog
-
-        name, _, quant = spec.lower().replace("@", ":").rpartition(":")
-        catalog, stems = load_catalog(), [folded(one.path.stem) for one in places]
+        name, stems = spec.lower().replace("@", ":").rpartition(":")[0], [folded(one.path.stem) for one in places]
         close = (*stems, *ollama, *DEMO_FILES, *(one.repo.lower() for one in places))
         close = difflib.get_close_matches(spec.lower(), filter(None, close), 3, 0.5)
         hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
         if files := self._models_named(name.split()):
             hints = [f"You have {_listed(self.typed_names(files))}."]
-        elif known := next(filter(None, map(catalog.find, (spec.lower(), name, f"{name}-{quant}"))), None):
-            hints = [f"Download it: cpuchat models download {known.id}{f':{quant}' if known.id == name else ''}."]
         elif (match := _REPO_NAME.match(spec)) and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
             hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
         hints = hints or ["Give the path of a GGUF file, or a name as `cpuchat models list` shows it."]
-        return ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
+        error = ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
+        error.wanted = "" if files else spec
+        return error
 
     def matching(self, text: str) -> list[list[LocalModel]]:
         """Return the models whose names contain each word of `text`, by their files, in the order of lists; with a

@@ -302,15 +302,6 @@ def test_what_a_list_names_a_file_by_is_short_and_finds_that_file(home: Path, st
         assert {library.resolve(*shlex.split(name)) for name in names.split(", ")} <= {*named.values()}, words
 
 
-@pytest.mark.parametrize(
-    ("spec", "hint"), [("qwen3:8b", "qwen3-8b."), ("Qwen3-8B:Q8_0", "qwen3-8b:q8_0."), ("a/b", "a/b.")]
-)
-def test_what_is_not_here_is_said_how_to_download(spec: str, hint: str) -> None:
-    with pytest.raises(ModelNotFound) as caught:
-        Library().resolve(spec)
-    assert caught.value.hint.endswith(f"cpuchat models download {hint}")
-
-
 def test_files_of_one_model_stand_together_in_the_order_of_names(tmp_path: Path, home: Path, store: Path) -> None:
     for folder, name in (("a", "x-F32.gguf"), ("b", "y.gguf")):
         (tmp_path / folder).mkdir()
