@@ -131,7 +131,7 @@ def test_the_manual_is_found_by_headings_and_formatted_on_a_terminal(
     ("wanted", "named"), [("qwen3:8b", "qwen3-8b."), ("Qwen3-8B:Q8_0", "qwen3-8b:q8_0."), ("a/b", "a/b.")]
 )
 def test_what_is_not_here_is_said_how_to_download(wanted: str, named: str) -> None:
-    assert f"cpuchat models download {named}" in run("models", "show", wanted).stderr
+    assert f"cpuchat models download {named}" in run("tune", wanted).stderr
 
 
 @pytest.mark.parametrize("line", [["tune", "demoo"], ["plan", "demoo"], ["compare", "demo", "demoo", "q"]])
