@@ -31,7 +31,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import doubt, verdict
+from cpuchat.present.models import doubt, speed_with_basis, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -106,8 +106,7 @@ def _explain(
     else:
         predicted = predict(header, chosen.load_options(), machine)
     terminal.note(f"  {predicted.explained}")
-    about = f"≈ {units.about(predicted.tok_s)} tok/s: " if predicted.tok_s is not None else ""
-    terminal.note(f"  {about}{predicted.basis}")
+    terminal.note(f"  {speed_with_basis(predicted)}")
     return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 

@@ -17,7 +17,7 @@ from cpuchat.base.errors import Declined, ModelDamaged, ModelNotFound, UsageErro
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import is_terminal, print_json
-from cpuchat.cli.terminal import TerminalOutput, echo_table
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import own_head
@@ -80,7 +80,8 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         click.echo(f"{heading}" if not number else f"\n{heading}")
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
-            click.echo(f"  {label:<{width}}  {text}" if width else f"  {text}")
+            first = f"  {label:<{width}}  " if width else "  "
+            echo_paragraph(text, first, " " * len(first))
     if tensors:
         rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
         click.echo("")
