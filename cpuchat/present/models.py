@@ -207,11 +207,6 @@ def _gains(expected: Expectation) -> str:
     return f"≈ {low}×" if low == high else f"≈ {low}–{high}×"
 
 
-def head_column(head: OwnHead | None) -> str:
-    """`260 MB ≈ 1.3–1.9×`; "" without a head."""
-    return f"{units.size(head.size.weights)} {_gains(head.expected)}".rstrip() if head is not None else ""
-
-
 def head_words(head: OwnHead | None) -> str:
     """Describe the head that a model contains: `MTP, 260 MB, KV cache 4.1 kB per token of context; ≈ 1.3× in prose,
     ≈ 1.9× in code, at the usual acceptance of 70 to 90 %`; "" without one."""

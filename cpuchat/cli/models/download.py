@@ -31,7 +31,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import doubt, head_column, verdict
+from cpuchat.present.models import doubt, speed_with_basis, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -106,8 +106,7 @@ def _explain(
     else:
         predicted = predict(header, chosen.load_options(), machine)
     terminal.note(f"  {predicted.explained}")
-    about = f"≈ {units.about(predicted.tok_s)} tok/s: " if predicted.tok_s is not None else ""
-    terminal.note(f"  {about}{predicted.basis}")
+    terminal.note(f"  {speed_with_basis(predicted)}")
     return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 
@@ -179,16 +178,12 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         return
     recommended = ranked(known.models, expected).purposes
     found.sort(key=lambda model: [*recommended, model.id].index(model.id))
-    rows = [
-        (*_row(model, expected.get(model.id), here, recommended), head_column(usual_head(model, machine)))
-        for model in found
-    ]
-    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S", "HEAD"), *rows], right=(1, 2, 4), drop=(5, 1, 2))
+    rows = [_row(model, expected.get(model.id), here, recommended) for model in found]
+    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S"), *rows], right=(1, 2, 4), drop=(1, 2))
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {gigabytes(machine.available)} GB that are free now.",
         "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
         "? repository not verified. ≈ size not verified.",
-        "HEAD: bytes and predicted gain of the MTP head that files of head_repo (in --json) contain.",
         "Download one: cpuchat models download ID.",
     ]
     footnotes += filter(None, [doubt(machine)])

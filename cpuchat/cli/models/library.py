@@ -17,7 +17,7 @@ from cpuchat.base.errors import Declined, ModelDamaged, ModelNotFound, UsageErro
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import is_terminal, print_json
-from cpuchat.cli.terminal import TerminalOutput, echo_table
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import own_head
@@ -80,7 +80,8 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         click.echo(f"{heading}" if not number else f"\n{heading}")
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
-            click.echo(f"  {label:<{width}}  {text}" if width else f"  {text}")
+            first = f"  {label:<{width}}  " if width else "  "
+            echo_paragraph(text, first, " " * len(first))
     if tensors:
         rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
         click.echo("")
@@ -106,24 +107,20 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
     return [row for row in rows if row[1]]
 
 
-def find_model(library: Library, spec: str, *, whole: bool = False, alone: bool = False) -> LocalModel:
-    """Return the model that `spec` names as `models list` does, damaged ones too, by its path, or, unless its `whole`
-    name is wanted, as all commands take it; with `alone` also by a part that one file alone has. Raises ModelNotFound.
-    """
+def find_model(library: Library, spec: str, *, exact: bool = False) -> LocalModel:
+    """Return the model that `spec` names as `models list` does, damaged ones too, or by its path; unless `exact`, as
+    all commands take it. Raises ModelNotFound."""
     found, path = library.local_models(), paths.expanded(spec).absolute()
     for model, *names in zip(found, specs_of(found), short_specs(found), strict=True):
         if spec in names or path == model.path.absolute():
             return model
-    if not whole:
+    if not exact:
         path = library.resolve(spec, tell_choice)
         if (known := next((model for model in found if model.path == path), library.at(path))) is not None:
             return known
-    hint = "Name it as `cpuchat models list` does in the column -m."
-    if files := [model for group in library.matching(spec) for model in group]:
-        if len(files) == 1 and alone:
-            return files[0]
-        raise ModelNotFound(f"{spec} is a part of {', '.join(library.typed_names(files))}.", hint)
-    raise ModelNotFound(f"There is no model {spec} in the list.", hint)
+    files = [model for group in library.matching(spec) for model in group]
+    hint = f"You have {', '.join(library.typed_names(files))}." if files else "`cpuchat models list` has them all."
+    raise ModelNotFound(f"No model is named exactly {spec}.", hint)
 
 
 def hub_address(text: str) -> Address:
@@ -259,7 +256,7 @@ and your folders is deleted."""
 def delete_model(spec: str, yes: bool) -> None:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
     library = Library(settings.load().model.folders)
-    deletion = library.deletion(find_model(library, spec, whole=True, alone=not yes))
+    deletion = library.deletion(find_model(library, spec, exact=yes))
     if deletion.refused:
         raise UsageError(f"{shown_name([deletion.model])} was not deleted. {deletion.refused}")
     if not yes:

@@ -117,7 +117,7 @@ def _list_types() -> None:
         rows.append((kind.name, f"{kind.bits:.2f}", known, arranged, kind.about))
         if speed and takes_arithmetic(speed):
             slow[kind.tensor] = why_here(kind.tensor, speed)
-    echo_table(rows, right=(1, 2))
+    echo_table(rows, right=(1, 2), drop=(3, 1))
     click.echo()
     echo_paragraph("HERE: decoding against Q8_0 on this machine; ≈ predicted, else by measured passes of the type.")
     for words in filter(None, (*slow.values(), doubt(machine))):

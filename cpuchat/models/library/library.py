@@ -98,16 +98,15 @@ def as_typed(spec: str) -> str:
 
 
 def _quantized(models: list[LocalModel], wanted: str) -> list[LocalModel]:
-    """Return those with this quantization; else with the only one that begins so (q8)."""
+    """Return those with this quantization by their file's name, else by their header; else with the only one that
+    begins so (q8)."""
 
-    def kinds(model: LocalModel) -> set[str]:
-        named = {quantization_of(model.path.name), model.quantization}
-        return named | {*map(without_prefix, named)}
-
-    begun = [model for model in models if any(kind.startswith(wanted) for kind in kinds(model))]
-    return [model for model in begun if wanted in kinds(model)] or (
-        begun if len({model.quantization for model in begun}) == 1 else []
-    )
+    named = [(model, *map(without_prefix, (quantization_of(model.path.name), model.quantization))) for model in models]
+    by_name = [model for model, name, _ in named if wanted in (name, quantization_of(model.path.name))]
+    if found := by_name or [model for model, _, kind in named if wanted in (kind, model.quantization)]:
+        return sorted(found, key=lambda one: rank(quantization_of(one.path.name)))
+    begun = [model for model, *kinds in named if any(kind.startswith(wanted) for kind in kinds)]
+    return begun if len({model.quantization for model in begun}) == 1 else []
 
 
 def _at(path: Path) -> Path | None:
@@ -275,25 +274,20 @@ class Library:
     def _quantization_of(self, repo: str, places: list[LocalFile], quant: str | None, tell: Tell) -> Path:
         """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
         # By its name it is a model, and by its header where that says more.
-        models = [(place, self._summaries.model(place)) for place in places if role_of(place.name_in_repo) == "model"]
-        models = [(place, model) for place, model in models if model is None or model.kind == "model"]
+        found = [self._summaries.model(place) for place in places if role_of(place.name_in_repo) == "model"]
+        models = [model for model in found if model is not None and model.kind == "model"]
         if not models:
             raise ModelNotFound(
                 f"The cache has no model of {repo}, only its companion files.",
                 f"Download the model: cpuchat models download {repo}{f':{quant}' if quant else ''}.",
             )
-        named = [(quantization_of(place.name_in_repo), place) for place, _ in models]
         if quant is None:
-            path = min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
-            self._tell_choice(repo, path, [model for _, model in models if model is not None], tell)
-            return path
-        wanted = quant.upper()
-        fitting = [place.path for name, place in named if name == wanted]
-        fitting += [place.path for name, place in named if without_prefix(name) == wanted]
-        fitting += [model.path for _, model in models if model is not None and model.quantization == wanted]
-        if fitting:
-            return fitting[0]
-        available = _listed(self.typed_names([model for _, model in models if model is not None]))
+            taken = min(models, key=lambda one: (rank(quantization_of(one.path.name)), len(one.path.parts)))
+            self._tell_choice(repo, taken.path, models, tell)
+            return taken.path
+        if fitting := _quantized(models, quant.upper()):
+            return fitting[0].path
+        available = _listed(self.typed_names(models))
         raise ModelNotFound(f"{repo} is in the cache, but not as {quant}.", f"Available: {available}.")
 
     def typed_names(self, models: Collection[LocalModel]) -> list[str]:

@@ -50,7 +50,7 @@ def test_on_a_terminal_it_shows_what_goes_and_asks(tiny: Path, key: str, status:
 
 @pytest.mark.parametrize(
     ("spec", "status", "word"),
-    [("demo", 2, "part of cpuchat"), ("some/tiny-GGUF", 3, "models list"), ("tiny-F32", 3, "models list")],
+    [("demo", 2, "part of cpuchat"), ("some/tiny-GGUF", 3, "exactly"), ("tiny-F32", 3, "You have tiny.")],
 )
 def test_what_cannot_be_deleted(tiny: Path, spec: str, status: int, word: str) -> None:
     assert word in refused(status, "models", "delete", spec, "--yes")

@@ -138,7 +138,6 @@ def test_models_of_the_catalog_say_what_their_heads_take_and_gain() -> None:
     head = usual_head(entry, machine)
     assert head is not None and 0.02 < head.size.weights / entry.size < 0.08
     assert max(one.speedup for one in head.expected.gains) > 1.5
-    assert "MB ≈ " in models.head_column(head)
 
 
 def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, library: Library) -> None:

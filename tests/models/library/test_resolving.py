@@ -69,8 +69,9 @@ def test_resolve_a_repository(no_demo: Path, tmp_path: Path, model: Path) -> Non
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:q4_k_m") == k_m
     assert library.resolve("qwen/qwen2.5-0.5b-gguf") in (q8, k_m)
     assert library.resolve("qwen-q8_0") == library.resolve("QWEN-Q8_0.gguf") == q8
-    with pytest.raises(ModelNotFound, match=r"not as Q4_K\. Available: .*qwen-q8_0"):
-        library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q4_K")
+    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q4_K") == k_m  # the only one that begins so
+    with pytest.raises(ModelNotFound, match=r"not as Q5_0\. Available: qwen-q4_k_m, .*q8_0"):
+        library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q5_0")
     with pytest.raises(ModelNotFound, match="models download Qwen/Other-GGUF"):
         library.resolve("Qwen/Other-GGUF")
     with pytest.raises(ModelNotFound, match=r"Did you mean qwen/qwen2\.5-0\.5b-gguf"):
