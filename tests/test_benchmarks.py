@@ -93,7 +93,7 @@ def test_the_tests_of_public_reports_exist(area: str) -> None:
 
 def test_the_page_lists_all_reports() -> None:
     """`benchmarks/hostile/reports.py --write` writes the list."""
-    assert page(LISTS) == (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    assert page(LISTS) == (ROOT / "benchmarks" / "reports.md").read_text(encoding="utf-8")
 
 
 def _is_test(report: Report) -> bool:

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/hostile/reports.py [AREA ...] [--processes 3] [--write]
 
 `reports/AREA.toml` lists them: where each was reported, what it says in words of our own, what cpuchat did before, the
-verdict, and the test that shows it. `--write` writes docs/reports.md.
+verdict, and the test that shows it. `--write` writes benchmarks/reports.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent.parent
 LISTS = Path(__file__).parent / "reports"
-PAGE = ROOT / "docs" / "reports.md"
+PAGE = ROOT / "benchmarks" / "reports.md"
 ABOUT = """\
 # Reports of other programs
 
@@ -62,7 +62,7 @@ def outcomes(tests: set[str], processes: int) -> dict[str, bool]:
 
 
 def page(found: dict[str, list[Report]]) -> str:
-    """Return docs/reports.md."""
+    """Return benchmarks/reports.md."""
     lines = [ABOUT, ""]
     for area, ones in found.items():
         lines += [f"**{area.capitalize()}**", "", "| source | report | before | now | test |", "|---|---|---|---|---|"]

@@ -16,7 +16,7 @@ from cpuchat.cli.terminal import columns
 
 _EPILOG = """\b
 Examples:
-  cpuchat docs first-model         a page
+  cpuchat docs glossary            a page
   cpuchat docs serve.md#access     a part of it
   cpuchat docs exit-codes          any part by its heading"""
 
@@ -52,8 +52,9 @@ def _found(wanted: str, pages: dict[str, str]) -> str:
     if (heading or page) in parts:
         return parts[heading or page]
     known = list(parts if page in pages else pages)
-    close = difflib.get_close_matches(heading or page, known)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"It has {', '.join(known)}. Commands: cpuchat --help."
+    word = (heading or page).replace("-", "")
+    close = [name for name in parts if word in name.replace("-", "")] or difflib.get_close_matches(word, known)
+    hint = f"Did you mean {', '.join(close[:6])}?" if close else f"It has {', '.join(known)}. Commands: cpuchat --help."
     raise UsageError(f"The manual has no page {wanted!r}.", hint)
 
 

@@ -158,7 +158,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library, fail
         groups = grouped(one for one, _ in here)
         offer = _opens(best, groups, dict(here)[best].tok_s)
     elif is_offline():
-        offer = Offer("Copy a .gguf file to ~/models, then press Ctrl+N", "offline mode · cpuchat docs first-model")
+        offer = Offer("Copy a .gguf file to ~/models, then press Ctrl+N", "offline mode · cpuchat docs offline")
     else:
         catalog = load_catalog().on(machine).models
         predictions = estimates(catalog, machine)

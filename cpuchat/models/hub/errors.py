@@ -79,7 +79,7 @@ def is_set(variable: str) -> bool:
 
 _CHECK = "Check the network, and HF_ENDPOINT if you set it"
 REDIRECTED = "A proxy or a login page of this network? Try another network, or check HF_ENDPOINT."
-_LOCAL = "or copy a .gguf file into ~/models (`cpuchat docs first-model`)."
+_LOCAL = "or copy a .gguf file into ~/models (`cpuchat docs offline`)."
 LOGIN = "Run `hf auth login`, or set HF_TOKEN."
 _LONGEST_REASON = 200
 _DAY = 86_400
