@@ -114,7 +114,7 @@ def test_what_is_missing_is_said(tmp_path: Path, model: Path) -> None:
     part(folder / "b-00001-of-00002.gguf", 1, 2)
     found = {m.path.name: m for m in Library([folder], cache=cache).local_models()}
     assert {name: m.damaged for name, m in found.items()} == {
-        "gone.gguf": "gone.gguf is a broken link: its target no longer exists.",
+        "gone.gguf": "gone.gguf is a broken link: {blob} is missing.",
         "a-00002-of-00003.gguf": "1 of 3 parts are missing (a-00001-of-00003.gguf).",
         "b-00001-of-00002.gguf": "1 of 2 parts are missing (b-00002-of-00002.gguf).",
     }
