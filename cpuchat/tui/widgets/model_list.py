@@ -32,6 +32,7 @@ _NARROWEST = (0, 7, 6, 12)  # cells of the columns; a speed that comes moves not
 _LAYOUTS = ((0, 1, 2, 3), (1, 2, 3), (1, 2), (2,))
 """Columns, by what the names leave of the width. Whether a model fits is always told; its quantization, without a
 column of its own, stands in its name."""
+_WIDEST = 100  # cells of a line: figures stay near their names
 _USUAL_NAME = 36  # cells for which columns make room; longer names get a line of their own
 
 
@@ -93,7 +94,8 @@ class ModelList(ScrollView, can_focus=False):
 
     def _arrange(self) -> None:
         """Lay the rows out in lines."""
-        width, cells = self.scrollable_content_region.width, [row.columns for row in self.rows if row.columns]
+        width = min(self.scrollable_content_region.width, _WIDEST)
+        cells = [row.columns for row in self.rows if row.columns]
         self._width = width
         self._widths = tuple(
             max(least, *(cell_len(clean_line(row[n])) for row in cells)) if cells else least
