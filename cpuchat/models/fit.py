@@ -139,17 +139,6 @@ def _rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def describe(header: GGUFHeader, cpu: Instructions) -> str:
-    """Describe what happens to most of a model's weights at load: `97 % repacked 8×8 for AVX-512 VNNI`, or `as is`."""
-    bytes_by: dict[RepackFormat, int] = {}
-    for tensor, layout, _ in repacked(header, cpu, chosen_types(cpu)):
-        bytes_by[layout] = bytes_by.get(layout, 0) + tensor.nbytes
-    if not bytes_by:
-        return "as is"
-    layout = max(bytes_by, key=lambda layout: bytes_by[layout])
-    return f"{100 * bytes_by[layout] / max(header.size, 1):.0f} % {layout.words}"
-
-
 class _Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`every` so many layers one has no window, the last of them unless `full_first`; 0: all have one; 1: those that
     the pattern of the header names. `size` is the window when the header names none, `fixed` the one whatever it

@@ -71,16 +71,23 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
         return "tight" if self.needed + spare_bytes(self.total_memory) > self.available else "fits"
 
     @property
+    def outcome(self) -> str:
+        """Return the verdict, and of what is too large when it would fit."""
+        if self.verdict == "too large" and self.draft_need is not None and self.need.min_bytes <= self.available:
+            return "too large, but it fits without the draft model"
+        if self.verdict == "too large" and self.needed <= self.total_memory - spare_bytes(self.total_memory):
+            return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
+        return self.verdict
+
+    @property
+    def needed_of_free(self) -> str:
+        """`6.3 of 21.4 GB free`."""
+        return f"{'' if self.exact else '≈'}{gigabytes(self.needed)} of {gigabytes(self.available)} GB free"
+
+    @property
     def explained(self) -> str:
         """`6.3 of 21.4 GB free: fits · weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4`."""
-        total = f"{'' if self.exact else '≈'}{gigabytes(self.needed)}"
-        end: str = self.verdict
-        if end == "too large":
-            if self.draft_need is not None and self.need.min_bytes <= self.available:
-                end = "too large, but it fits without the draft model"
-            elif self.needed <= self.total_memory - spare_bytes(self.total_memory):
-                end = f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
-        return f"{total} of {gigabytes(self.available)} GB free: {end} · {self.need.breakdown(self.draft_need)}"
+        return f"{self.needed_of_free}: {self.outcome} · {self.need.breakdown(self.draft_need)}"
 
 
 class Prediction(MemoryFit, frozen=True, kw_only=True):

@@ -17,10 +17,9 @@ from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line, cut
 from cpuchat.costs.model import N_PAST
 from cpuchat.models.catalog import PACE, CatalogModel
-from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
-from cpuchat.models.fit import describe, lazy_bytes
+from cpuchat.models.fit import lazy_bytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
@@ -32,7 +31,7 @@ from cpuchat.models.prediction import Prediction, predict
 from cpuchat.models.quantize.types import TYPES, Forecast, QuantType, SpeedHere, speed_here
 from cpuchat.models.traffic import model_work
 from cpuchat.present import downloads
-from cpuchat.present.table import ListRow
+from cpuchat.present.table import WHY, ListRow
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ROUGH_WORDS
@@ -156,28 +155,40 @@ def _templates(model: Inspection) -> Rows:
     ]  # fmt: skip
 
 
-AUTO, NONE = "auto", "none"
-"""Keys of the rows that are no model: the draft model that belongs to the target, and no draft model at all."""
+AUTO, NONE, MORE = "auto", "none", "more"
+"""Keys of the rows that are no model: the draft model that belongs to the target, no draft model at all, and what is
+folded."""
 
 _OTHERS = {
     AUTO: ("Automatic", "the catalog's draft model, if it is downloaded"),
     NONE: ("No draft model", "only suffix decoding, which needs none"),
+    MORE: ("", "candidates that make this model no faster, or have another vocabulary"),
 }
 
 
-def draft_rows(candidates: dict[str, DraftCandidate], loaded: str, wanted: str) -> list[ListRow]:
+def draft_rows(
+    candidates: dict[str, DraftCandidate], loaded: str, wanted: str, *, folds: bool = False
+) -> list[ListRow]:
     """Return all rows. `candidates` and `loaded`, the draft model ("" = none), by key; `wanted` is the setting: AUTO,
-    NONE or else."""
+    NONE or else. `folds`: candidates that do not help are only counted, in the row of the key `MORE`."""
     lines = [ListRow(name="candidates")] if candidates else []
     names = Counter((candidate.name, candidate.quantization) for candidate in candidates.values())
+    unfit = {key for key, one in candidates.items() if one.fits is False}
+    no_gain = {key for key, one in candidates.items() if one.expected.gains and not one.expected.pays} - unfit
+    folded = (unfit | no_gain) - {loaded, wanted} if folds else set[str]()
     for key, candidate in candidates.items():
+        if key in folded:
+            continue
         line = _row(key, candidate, is_loaded=key == loaded)
         if candidate.path is not None and names[candidate.name, candidate.quantization] > 1:
             line = replace(line, name=known_as(candidate.path))  # another one has the same name
         lines.append(line)
+    if folded:
+        counts = (f"{len(no_gain)} without gain here" if no_gain else "", f"{len(unfit)} incompatible" if unfit else "")
+        lines.append(ListRow(MORE, "▸", ", ".join(filter(None, counts)), note="Enter shows them", dim=True))
     lines.append(ListRow(name="other options"))
-    for key, (name, note) in _OTHERS.items():
-        chosen = key == wanted
+    for key in (AUTO, NONE):
+        chosen, (name, note) = key == wanted, _OTHERS[key]
         lines.append(ListRow(key, "●" if chosen else "→", name, note=note, strong=chosen))
     return lines
 
@@ -229,18 +240,15 @@ def draft_details(
     if candidate is None:
         return [("effect", _OTHERS[key][1])]
     place = "loaded as draft model" if is_loaded else "downloaded" if candidate.where == "here" else "on Hugging Face"
-    lighter = lighter_output(candidate.expected, candidate.spec, candidate.quantization)
+    known = "best known candidate" if is_best else "recommended by the catalog" if candidate.named else ""
+    expected, usable = candidate.expected, candidate.fits is not False
     text = [
-        ("state", place),
+        ("gain", expected.words if usable else ""),
+        (WHY, expected.why if expected.gains and usable else ""),
         ("head", title(candidate.head) if candidate.head else ""),
         ("target" if candidate.head else "vocabulary", _vocabulary(candidate)),
-        ("advice", "best known candidate for this model" if is_best else ""),
         ("model", "the target's own, in fewer bytes" if candidate.same_model else ""),
-        ("gain", candidate.expected.words if candidate.fits is not False else ""),
-        ("cheaper", lighter if candidate.fits is not False else ""),
-        ("basis", candidate.expected.why if candidate.expected.gains and candidate.fits is not False else ""),
-        ("catalog", "recommended for this model" if candidate.named else ""),
-        ("repository", candidate.repo),
+        ("state", " · ".join(filter(None, (place, known, candidate.repo)))),
         ("path", paths.shown(candidate.path) if candidate.path is not None else ""),
     ]
     return [(label, clean_line(words)) for label, words in text if words]
@@ -289,11 +297,21 @@ def predicted_speed(prediction: Prediction | None) -> str:
     return f"≈{about(prediction.tok_s)} tok/s" if prediction is not None and prediction.tok_s is not None else ""
 
 
-def speed_with_basis(prediction: Prediction | None) -> str:
-    """Return the speed and what it is based on, or why there is none."""
+def decision_rows(prediction: Prediction | None, use: str = "", plain: float = 0.0, drafted: float = 0.0) -> Rows:
+    """Return whether to take a model, in one line: fit, speed and use; and why, in another. `plain` and `drafted`: the
+    tok/s measured in chats, 0 where they were not."""
     if prediction is None:
-        return ""
-    return f"{predicted_speed(prediction) or 'n/a'}: {prediction.basis.removeprefix('≈ ')}"
+        return []
+    shown = prediction.outcome if prediction.verdict == "too large" else verdict(prediction)
+    more = f", {units.rate(drafted)} with drafts" if drafted else ""
+    speed = f"{units.rate(plain)} tok/s{more} (measured)" if plain else predicted_speed(prediction)
+    why = f"{prediction.needed_of_free}: {prediction.need.breakdown(prediction.draft_need)}"
+    if prediction.tok_s is not None and not plain:
+        reads = prediction.bytes_per_token
+        why += f" · {units.size(reads)} per token at {units.bandwidth(prediction.tok_s * reads)} GB/s"
+    elif not plain and prediction.verdict != "too large":
+        why += f" · no speed: {prediction.basis}"
+    return [("fit", " · ".join(filter(None, (shown, speed, use)))), (WHY, why)]
 
 
 def measured_speed(plain: float, drafted: float) -> str:
@@ -304,7 +322,8 @@ def measured_speed(plain: float, drafted: float) -> str:
 
 def speed_rows(prediction: Prediction, machine: Machine) -> Rows:
     """Return the speed predicted for a machine and the limit there, each with what it is based on."""
-    rows, limit = [("speed", speed_with_basis(prediction))], prediction.limit_tok_s
+    speed = f"{predicted_speed(prediction) or 'n/a'}: {prediction.basis.removeprefix('≈ ')}"
+    rows, limit = [("speed", speed)], prediction.limit_tok_s
     if limit is None and prediction.tok_s is not None:
         rows.append(("limit", NO_LIMIT))
     elif limit is not None:
@@ -419,13 +438,12 @@ def repository_details(entry: RepositoryEntry, repository: Repository) -> list[t
     lines = [
         ("problem", clean_line(str(entry.problem)) if entry.problem is not None else ""),
         ("problem", downloads.problem(download) if download is not None else ""),
-        ("size", units.size(model.size) + parts),
-        ("memory", predicted.explained if predicted is not None else ""),
-        ("speed", speed_with_basis(predicted)),
+        *decision_rows(predicted),
         ("context", context(predicted) if predicted is not None else ""),
         ("draft", _draft(entry)),
+        ("size", units.size(model.size) + parts),
         ("head", _head(entry)),
-        ("here", _arrived(entry)),
+        ("state", _arrived(entry)),
         ("file", clean_line(entry.key)),
         ("base model", clean_line(repository.base_model)),
         ("path", clean_line(paths.shown(entry.path)) if entry.path is not None else ""),
@@ -467,13 +485,11 @@ def _part(entry: RepositoryEntry) -> str:
 
 @dataclass(frozen=True)
 class TypePrediction:
-    """The prediction for one type: its file, fit and speed; `here` is that against the source, `arrangement` that of
-    its weights once they are loaded on this machine."""
+    """The prediction for one type: its file, fit and speed; `here` is that against the source."""
 
     forecast: Forecast
     prediction: Prediction
     here: SpeedHere
-    arrangement: str
 
 
 def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
@@ -482,14 +498,13 @@ def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, optio
         forecast=forecast,
         prediction=predict(forecast.header, options, machine),
         here=speed_here(machine, model_work(forecast.header, options), model_work(source, options)),
-        arrangement=describe(forecast.header, engine_cpu()),
     )
 
 
 def quantize_title(model: LocalModel) -> str:
-    """`Quantize Qwen2.5-1.5B-Instruct F16 (1.00× here)`."""
+    """`Quantize Qwen2.5-1.5B-Instruct F16`."""
     known = model.quantization.lower() in model.name.lower()
-    return clean_line(f"Quantize {model.name}{'' if known else f' {model.quantization}'} (1.00× here)")
+    return clean_line(f"Quantize {model.name}{'' if known else f' {model.quantization}'}")
 
 
 def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
@@ -503,13 +518,6 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
         if verdict(outcome.prediction) == "fits" and (outcome.prediction.low_tok_s or PACE) >= PACE:
             return name
     return ""
-
-
-def why_recommended(found: TypePrediction) -> str:
-    """Return what `recommended` knows of a type."""
-    if found.prediction.tok_s is None:
-        return "the best quality that saves space and fits"
-    return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
 
 
 def here(speed: SpeedHere) -> str:
@@ -536,15 +544,30 @@ def why_here(kind: str, speed: SpeedHere) -> str:
     return f"a token reads {abs(100 - 100 / speed.by_bytes):.0f} % {more} bytes"
 
 
-def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListRow:
-    """Format a line of the list. `outcome` is the problem of a type that cannot be made, None while it is computed."""
-    columns, dim = ("", "", "", ""), False
+def better_than(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> str:
+    """Return a type of better quality that is as small and as fast here as `kind`; "" where there is none."""
+    found = predictions.get(kind.name)
+    if not isinstance(found, TypePrediction):
+        return ""
+    for better in TYPES[: TYPES.index(kind)]:
+        other = predictions.get(better.name)
+        if isinstance(other, TypePrediction) and (
+            other.here.ratio >= found.here.ratio and other.forecast.file_size <= found.forecast.file_size
+        ):
+            return better.name
+    return ""
+
+
+def quantize_row(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> ListRow:
+    """Format a line of the list. The prediction of a type that cannot be made is its problem."""
+    outcome, better = predictions.get(kind.name), better_than(kind, predictions)
+    columns, about = ("", "", "", ""), f"{better} is smaller, faster and more exact" if better else kind.about
     if isinstance(outcome, str):
-        columns, dim = ("", "", "impossible", ""), True
+        columns = ("", "", "impossible", "")
     elif outcome is not None:
-        bits, file_size = f"{outcome.forecast.header.bits_per_weight:.2f} bit", size(outcome.forecast.file_size)
-        columns = (bits, file_size, fit(outcome.prediction), here(outcome.here))
-    return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
+        columns = ("", size(outcome.forecast.file_size), fit(outcome.prediction), here(outcome.here))
+    dim = bool(better) or isinstance(outcome, str)
+    return ListRow(key=kind.name, name=f"{kind.name} · {about}", columns=columns, dim=dim)
 
 
 def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:
@@ -561,9 +584,7 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
         ("quality", kind.about),
         ("warning", again),
         ("file", f"{size(forecast.file_size)}, {change}, {forecast.header.bits_per_weight:.2f} bits per weight"),
-        ("memory", outcome.prediction.explained),
+        *decision_rows(outcome.prediction),
         ("here", f"{here(outcome.here)} as fast as the source: {why_here(kind.tensor, outcome.here)}"),
-        ("speed", speed_with_basis(outcome.prediction)),
-        ("at load", outcome.arrangement),
     ]
     return [(label, text) for label, text in rows if text]

@@ -44,15 +44,18 @@ def markdown_table(cells: Sequence[Sequence[str]], right: Container[int] = ()) -
     return [line(clean[0]), line(rule), *map(line, clean[1:])]
 
 
+WHY = "why"
+"""Label, of details, of the row that explains the one above it."""
+
+
 @dataclass(frozen=True)
 class ListRow:
     """One line. `key` identifies its subject and stays the same while it is listed; "" is a heading (`name`), a model
     (`mark` and `name`) over its files, or a mere text (`note`), which cannot be selected.
 
     `columns` are quantization, size, state and speed, each aligned; `note` stands behind the name in their place. `tag`
-    stands dimmed right after the name. `short` is what a name that does not fit is known by (None: it has lines of its
-    own), cut in its middle, and `place` where a file is, on wide terminals. `strong`: the loaded one. `dim`: not to be
-    used as it is."""
+    stands dimmed right after the name where there is room. `strong`: the loaded one. `dim`: not to be used as it
+    is."""
 
     key: str = ""
     mark: str = " "
@@ -60,7 +63,5 @@ class ListRow:
     columns: tuple[str, str, str, str] | None = None
     note: str = ""
     tag: str = ""
-    short: str | None = None
-    place: str = ""
     strong: bool = False
     dim: bool = False

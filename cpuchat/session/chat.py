@@ -72,6 +72,7 @@ class ChatSession:
         self._leave: Callable[[], None] | None = None  # stops a measurement
         self._before: Source | None = None  # to be loaded again where a load fails or is stopped
         self._is_awaited = False
+        self._is_finishing = False
         self._is_uncalibrated = False  # the model was loaded, and passes not measured since
         self._calibrating: asyncio.Task[None] | None = None
         self._held = False  # the last answer failed: what is queued waits for the user
@@ -206,7 +207,7 @@ class ChatSession:
 
     async def finish(self) -> None:
         """Stop what runs, and wait until its last text is shown and stored; nothing is loaded after it."""
-        self._before = None
+        self._before, self._is_finishing = None, True
         await self.stop_background()
         if self._leave is not None:
             self._leave()
@@ -214,6 +215,7 @@ class ChatSession:
         await self.stop()
         if task is not None:
             await asyncio.wait({task})
+        self._is_finishing = False
 
     async def settled(self) -> None:
         """Wait until nothing runs and nothing is about to be sent. Raises what `listen` raised."""
@@ -277,7 +279,7 @@ class ChatSession:
             elif isinstance(last, LoadCancelled) and (before is not None or self.queue):
                 # Later, as what is stopped begins nothing more; for a message that was sent since, too.
                 asyncio.get_running_loop().call_soon(self.load, before or source, True)
-            elif isinstance(last, LoadCancelled):
+            elif isinstance(last, LoadCancelled) and not self._is_finishing:
                 self.tell("Load stopped. Your next message restarts it.")
 
         self._run(Activity.LOADING, run())

@@ -25,9 +25,9 @@ class Navigator:
         self._app = app
         self._services = services
 
-    async def models(self, *, best: Path | None = None, at_downloads: bool = False) -> Source | None:
-        """Returns the model to load. `best` is selected while the demo is loaded; `at_downloads`: the download that
-        came last is."""
+    async def models(self, *, best: Path | None = None, at_downloads: bool = False) -> Source | Sides | None:
+        """Returns the model to load, or two to compare. `best` is selected while the demo is loaded; `at_downloads`:
+        the download that came last is."""
         return await self._result("models.screen.ModelsScreen", self._services, best=best, at_downloads=at_downloads)
 
     async def repository(self, repo: str, quantization: str = "") -> Path | None:

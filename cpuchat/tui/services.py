@@ -117,6 +117,8 @@ class Services:
         self.setting_sources = sources or SettingSources()
         self.servers_seen: dict[str, None] = {}
         """Servers that were used or typed in this run, in order."""
+        self.models_order = "name"
+        """How the list of models is sorted in this run."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
         self.on_input: Callable[[], None] = lambda: None

@@ -127,7 +127,7 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
                 visit(terminal, "f8", "Delete ")  # the one in use cannot be
             terminal.press("ctrl+u")
         terminal.wait_for("broken␛]52")
-        visit(terminal, "ctrl+l", "Draft models for name␛]52")
+        visit(terminal, "f9", "Draft models for name␛]52")
         terminal.type("friends")
         terminal.press("ctrl+s")
         terminal.wait_for("friends/evil-GGUF")

@@ -25,6 +25,7 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.base.text import clean_line
 from cpuchat.models.ollama import file_name
+from cpuchat.telemetry import units
 
 ALIGNMENT = 32
 """Default alignment of tensors in bytes (GGUF_DEFAULT_ALIGNMENT)."""
@@ -216,7 +217,7 @@ def not_gguf(name: str, head: bytes) -> ModelDamaged:
     for pattern, found in _formats():
         if pattern.match(head):
             said = _bytes(found["said"]).search(head) if "said" in found else None
-            quoted = clean_line(said[1].decode("utf-8", "replace"))[:80] if said is not None else ""
+            quoted = clean_line(said[1].decode("utf-8", "replace"))[:40] if said is not None else ""
             what, hint = f"it is {found['what']}{f' ({quoted!r})' if quoted else ''}", found["hint"]
             break
     return ModelDamaged(f"{name} is not a GGUF file: {what}.", hint)
@@ -458,8 +459,7 @@ def parse(source: ByteSource) -> Parsed:
         tensors.append(tensor)
         expected += -(-tensor.nbytes // alignment) * alignment
     data_offset = -(-reader.at // alignment) * alignment
-    for tensor in tensors:
-        end = data_offset + tensor.offset + tensor.nbytes
-        if end > reader.size:
-            raise reader.truncated(f": tensor {tensor.name!r} ends at byte {end}, the file has {reader.size}")
+    end = max((data_offset + tensor.offset + tensor.nbytes for tensor in tensors), default=0)
+    if end > reader.size:
+        raise reader.truncated(f", {units.size(reader.size)} of {units.size(end)}")
     return Parsed(version, metadata, tensors, data_offset, reader.size, alignment)

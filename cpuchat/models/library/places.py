@@ -484,7 +484,7 @@ class SummaryCache:
             cached = self._summary(parts)
         except CpuchatError as error:
             size = sum(part.stat().st_size for part in parts if part.is_file())
-            unsupported, damaged = isinstance(error, ModelUnsupported), error.message
+            unsupported, damaged = isinstance(error, ModelUnsupported), str(error)
             if place.source == "ollama" and not os.path.lexists(path):
                 damaged = f"Its file is gone. Download it again: ollama pull {place.alias}."
                 base = msgspec.structs.replace(base, name=place.alias)
@@ -508,7 +508,7 @@ class SummaryCache:
             missing = [part.name for part in parts if not part.is_file()]
             why = f"Cannot open {parts[0]}: {error.strerror}."
             if len(parts) == 1 and parts[0].is_symlink() and missing:
-                why = f"{parts[0].name} is a broken link: its target no longer exists."
+                why = f"{parts[0].name} is a broken link: {parts[0].readlink()} is missing."
             elif len(parts) > 1 and missing:
                 why = f"{len(missing)} of {len(parts)} parts are missing ({missing[0]})."
             raise ModelDamaged(why) from None

@@ -56,7 +56,7 @@ class QuantType(msgspec.Struct, frozen=True):
         return FILE_TYPE_BY_NAME[self.name]
 
 
-# Not those that llama.cpp refuses without an importance matrix (tensor_requires_imatrix).
+# Not those that llama.cpp refuses without an importance matrix (tensor_requires_imatrix). Best quality first.
 TYPES: tuple[QuantType, ...] = (
     QuantType("F32", "F32", 32.0, "lossless; four times the size of Q8_0"),
     QuantType("F16", "F16", 16.0, "as published"),
@@ -69,20 +69,20 @@ TYPES: tuple[QuantType, ...] = (
     QuantType("Q5_0", "Q5_0", 5.5, "older; Q5_K_S is better"),
     QuantType("Q4_K_M", "Q4_K", 4.89, "the usual trade-off"),
     QuantType("Q4_K_S", "Q4_K", 4.67, "a little smaller than Q4_K_M"),
+    QuantType("IQ4_NL", "IQ4_NL", 4.68, "like Q4_K_S"),
+    QuantType("IQ4_XS", "IQ4_XS", 4.46, "small, slower to unpack"),
     QuantType("Q4_1", "Q4_1", 5.0, "older; Q4_K_M is better"),
     QuantType("Q4_0", "Q4_0", 4.5, "simple; repacked on most CPUs"),
-    QuantType("IQ4_NL", "IQ4_NL", 4.68, "like Q4_K_S, better with an importance matrix"),
-    QuantType("IQ4_XS", "IQ4_XS", 4.46, "small for its quality, slower to unpack"),
     QuantType("MXFP4", "MXFP4", 4.25, "for mixtures of experts such as gpt-oss"),
     QuantType("Q3_K_L", "Q3_K", 4.3, "noticeable loss"),
     QuantType("Q3_K_M", "Q3_K", 4.0, "noticeable loss"),
-    QuantType("Q3_K_S", "Q3_K", 3.64, "substantial loss"),
     QuantType("IQ3_M", "IQ3_S", 3.76, "noticeable loss, slower to unpack"),
     QuantType("IQ3_S", "IQ3_S", 3.66, "noticeable loss, slower to unpack"),
+    QuantType("Q3_K_S", "Q3_K", 3.64, "substantial loss"),
     QuantType("Q2_K", "Q2_K", 3.16, "high loss"),
     QuantType("Q2_0", "Q2_0", 2.25, "only for models trained for it"),
-    QuantType("TQ2_0", "TQ2_0", 2.06, "only for models trained with ternary weights"),
-    QuantType("TQ1_0", "TQ1_0", 1.69, "only for models trained with ternary weights"),
+    QuantType("TQ2_0", "TQ2_0", 2.06, "only for ternary models"),
+    QuantType("TQ1_0", "TQ1_0", 1.69, "only for ternary models"),
     QuantType("Q1_0", "Q1_0", 1.125, "only for models trained for it"),
 )
 SMALLER = 0.97

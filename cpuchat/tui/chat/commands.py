@@ -329,8 +329,10 @@ class ChatCommands:
     async def downloads(self) -> None:
         await self._change_model(await self._services.navigation.models(at_downloads=True))
 
-    async def _change_model(self, path: Source | None) -> None:
-        if path is not None:
+    async def _change_model(self, path: Source | Sides | None) -> None:
+        if isinstance(path, tuple):
+            self.compare_sides(path, await self._pane.composer.read_question())
+        elif path is not None:
             if self._session.activity is Activity.LOADING:
                 self._pane.composer.unqueue()
                 await self._session.finish()  # the other model is not wanted any more

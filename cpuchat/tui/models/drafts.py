@@ -67,6 +67,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         self._target = Path(loaded.path)
         self.candidates: dict[str, DraftCandidate] | None = None
         self.problem = ""
+        self._folds = True
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
@@ -138,7 +139,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         chosen = self._services.settings.speculation.wanted_draft or ChosenDrafts().of(self._target) or models.AUTO
         best = recommended(candidates.values())
         mark = listed.marked if listed.moved else loaded or (best.spec if best else next(iter(candidates), ""))
-        listed.show(models.draft_rows(candidates, loaded, chosen), mark)
+        listed.show(models.draft_rows(candidates, loaded, chosen, folds=self._folds), mark)
         if not candidates and not self.problem:
             self.query_one("#list").border_subtitle = "no smaller model here, none in the catalog"
 
@@ -163,6 +164,9 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
                 self._fetch(candidate)
             case DraftCandidate(verdict=None, name=name):
                 self.warn(f"{name} is still being checked.")
+            case _ if self.marked_key == models.MORE:
+                self._folds = False
+                self._show()
             case _ if self.marked_key:
                 self._services.use_draft_model(self._target, self.marked_key)
                 self.dismiss(self._target)

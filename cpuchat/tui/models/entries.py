@@ -30,7 +30,7 @@ from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction
-from cpuchat.present.models import kv_growth, predicted_speed, verdict
+from cpuchat.present.models import predicted_speed, verdict
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
@@ -111,13 +111,13 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | T
 
 @dataclass(frozen=True)
 class ModelListEntry:
-    """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
-    what it is recommended for. A file of this machine has a `name`, and stands below its `model` if that has several
-    ("" where its quantization tells enough)."""
+    """One line that can be selected. `key` is the same for the same subject while its figures change; `tag` is what a
+    model of the catalog is recommended for, or where a file is if others of its model are elsewhere. A file of this
+    machine has a `name`, and stands below its `model` if that has several."""
 
     key: str
     subject: Subject
-    purpose: str = ""
+    tag: str = ""
     name: str = ""
     model: str = ""
 
@@ -244,32 +244,33 @@ class ModelListState:
 
 
 def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry, ...]:
-    """Return the files that have `words` in their names, several of one model below its name."""
-    found: list[ModelListEntry] = []
+    """Return the files that have `words` in their names, several of one model below its name. Those that would look
+    the same are told apart."""
+    found: list[tuple[LocalModel, ModelListEntry]] = []
+    looks: dict[tuple[str, ...], list[LocalModel]] = {}
     alike = Counter(map(shown_name, groups := grouped(models)))
     for group in groups:
-        name = shown_name(group)
-        name = name if alike[name] == 1 or len(group) > 1 else without_quantization(known_as(group[0].path))
+        over = shown_name(group)
+        over = over if alike[over] == 1 or len(group) > 1 else without_quantization(known_as(group[0].path))
+        is_scattered = len({*map(place, group)}) > 1
         for model in group:
-            names = (
-                (model.alias if model.source == "ollama" else known_as(model.path), name)
-                if len(group) > 1
-                else (name, "")
-            )
-            if is_named(model, words, _STORE_WORDS.get(model.source, "")):
-                found.append(ModelListEntry(f"local {model.path}", model, name=names[0], model=names[1]))
-    return tuple(found)
+            name = model.alias if model.source == "ollama" else known_as(model.path)
+            names = (name, over) if len(group) > 1 else (over, "")
+            tag = place(model) if is_scattered else ""
+            found.append((model, ModelListEntry(f"local {model.path}", model, tag, *names)))
+            looks.setdefault((*names, model.quantization), []).append(model)
+    named = [(model, entry) for model, entry in found if is_named(model, words, _STORE_WORDS.get(model.source, ""))]
+    same = [looks[entry.name, entry.model, model.quantization] for model, entry in named]
+    return tuple(
+        replace(entry, name=f"{entry.name} · {_apart(model, others)}", tag="") if len(others) > 1 else entry
+        for (model, entry), others in zip(named, same, strict=True)
+    )
 
 
-def _beside(file: str, model: str, quantization: str) -> str:
-    """Return what the name of a file has beyond that of its model: `…q8_0-from-q4`; all of it if that is nothing, or
-    the quantization alone."""
-    rest, words = file, re.findall(r"[^-_. :]+(?:\.\d+[^-_. :]*)?", model)
-    for word in words:
-        if not rest.lower().startswith(word.lower()):
-            break
-        rest = rest[len(word) :].lstrip("-_. :") or file
-    return file if rest in (file, "") or rest.upper() == quantization else f"…{rest}"
+def _apart(model: LocalModel, same: list[LocalModel]) -> str:
+    """Return what tells `model` from others that look the `same`: who published it, else where it is."""
+    tells = (lambda one: one.repo.partition("/")[0], place, lambda one: paths.shown(one.path.parent))
+    return next((tell(model) for tell in tells if len({*map(tell, same)}) == len(same)), paths.shown(model.path))
 
 
 def place(model: LocalModel) -> str:
@@ -339,36 +340,54 @@ def typed_path(text: str) -> Path | None:
     return paths.expanded(text if is_quoted else re.sub(r"\\(.)", r"\1", text))
 
 
+ORDERS = ("name", "size", "speed")
+"""How the models on this machine can be sorted."""
 HERE, LOADED, LOADING, NOT_HERE, DAMAGED, NOT_ALONE, FILES = "○", "●", "◐", "◌", "!", "·", ""
 
 
 def list_rows(
     sections: list[ModelListSection], predictions: Mapping[str, Prediction], loaded: Source | None,
-    *, is_loading: bool = False, writing: str = "",
+    *, is_loading: bool = False, writing: str = "", order: str = "name",
 ) -> list[ListRow]:  # fmt: skip
     """Return all lines, headings included. `predictions` by key of the entry; `is_loading`: `loaded` still is;
-    `writing`: name of the file that is being quantized."""
+    `writing`: name of the file that is being quantized; `order`: one of `ORDERS`."""
     rows: list[ListRow] = []
     for section in sections:
-        if section.heading:
+        entries = section.entries
+        if section.heading == HERE_HEADING and entries:
+            rows.append(ListRow(name=f"{HERE_HEADING}, by {order}"))
+            entries = entries if order == "name" else _sorted(entries, predictions, order)
+        elif section.heading:
             rows.append(ListRow(name=section.heading))
         if section.heading == HERE_HEADING and writing:
             rows.append(ListRow(mark=LOADING, name=writing))
         over = ""
-        for entry in section.entries:
+        for entry in entries:
             if entry.model and entry.model != over:
                 rows.append(ListRow(mark=FILES, name=entry.model))
             over = entry.model
             line = row(entry, predictions.get(entry.key), loaded)
             if is_loading and line.mark == LOADED and line.columns is not None:
                 line = replace(line, mark=LOADING, columns=(*line.columns[:2], "loading", line.columns[3]))
-            if entry.model:
-                kind = line.columns[0] if line.columns is not None else ""
-                line = replace(line, mark=f"  {line.mark}", short=_beside(entry.name, entry.model, kind))
-            rows.append(replace(line, place=place(entry.subject)) if isinstance(entry.subject, LocalModel) else line)
+            rows.append(replace(line, mark=f"  {line.mark}") if entry.model else line)
         if not section.entries:
             rows.append(ListRow(note=section.note))
     return rows
+
+
+def _sorted(
+    entries: Iterable[ModelListEntry], predictions: Mapping[str, Prediction], order: str
+) -> tuple[ModelListEntry, ...]:
+    """Return files, the largest or fastest first, damaged ones last."""
+
+    def rank(entry: ModelListEntry) -> tuple[bool, float]:
+        model = entry.subject
+        assert isinstance(model, LocalModel)
+        known = predictions.get(entry.key)
+        speed = model.measured_tok_s or (known.tok_s if known is not None else None) or 0.0
+        return model.damaged is not None, -(model.size if order == "size" else speed)
+
+    return tuple(replace(entry, model="") for entry in sorted(entries, key=rank))
 
 
 def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | None) -> ListRow:
@@ -380,13 +399,14 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
             return ListRow(key, mark, entry.name, note=problem.removeprefix(f"{file_name(model.path)} "), dim=True)
         case LocalModel() as model:
             rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed
-            return _loadable(key, entry.name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
+            line = _loadable(key, entry.name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
+            return replace(line, tag=entry.tag)
         case Download() as download:
             return replace(downloads.row(download), key=key)
         case CatalogModel() as model:
             columns = (model.quantization, _size(model.size), verdict(prediction), speed)
-            purpose = entry.purpose or model.use
-            return ListRow(key, NOT_HERE, model.name, columns, tag="" if purpose == "chat" else purpose)
+            tag = entry.tag or model.use
+            return ListRow(key, NOT_HERE, model.name, columns, tag="" if tag == "chat" else tag)
         case FoundRepository() as repository:
             closed = "gated" if repository.gated else "private" if repository.private else ""
             unsupported = "unsupported" if why_unknown(repository.architecture) else ""
@@ -436,17 +456,15 @@ _MAX_FILES = 4  # of a deletion that are named
 
 @dataclass(frozen=True)
 class ModelDetails:
-    """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded
-    beside it, `head` describes the head that it contains, and `problem` why its header cannot be read. `reading`: it is
-    being read, `prediction` is estimated by the size so far; None: unknown."""
+    """The facts about one entry. `draft` is what would be loaded beside it, `head` describes the head that it contains,
+    `target` is where its links lead ("" for none), and `problem` why its header cannot be read. `prediction` is None
+    while unknown."""
 
     prediction: Prediction | None = None
-    kv_per_token: int = 0
-    kv_windowed: int = 0
     draft: str = ""
     head: str = ""
+    target: str = ""
     problem: str = ""
-    reading: bool = False
 
 
 _ADDS = "Enter adds it: its models are listed from then on. Nothing is copied."
@@ -456,7 +474,8 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
     """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
         case LocalModel(damaged=str() as problem) as model:
-            rows = [("problem", problem), ("size", _size(model.size)), *_place(model)]
+            deletes = "" if model.state != "damaged" or model.source in STORES else "Del deletes it"
+            rows = [("problem", problem), ("keys", deletes), ("size", _size(model.size)), *_place(model)]
         case LocalModel() as model:
             entry = match_local(catalog, model) if catalog is not None else None
             rows = _local_rows(model, known, loaded, entry)
@@ -470,10 +489,8 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             if sizes and model.quantization not in model.verified:
                 sizes.append("estimated")
             rows = [
-                *_memory(known),
-                ("speed", prediction.speed_with_basis(known.prediction)),
+                *prediction.decision_rows(known.prediction, prediction.purpose(model)),
                 ("model", _kind(round(1e9 * model.params), "", model.context, active, str(model.year), model.license)),
-                ("purpose", prediction.purpose(model)),
                 ("note", model.note),
                 ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
                 ("draft head", f"{known.head} (files of {model.head_repo})" if known.head else ""),
@@ -528,7 +545,7 @@ def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *mo
 def title(subject: Subject) -> str:
     match subject:
         case LocalModel() as model:
-            return f"{shown_name([model])} · {place(model)}"
+            return f"{model.alias if model.source == 'ollama' else known_as(model.path)} · {place(model)}"
         case CatalogModel(name=name) | FoundRepository(id=name):
             return name
         case Download(order=order):
@@ -544,38 +561,25 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
     if model.n_expert:
         active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
         experts = f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
-    speed = prediction.measured_speed(model.measured_tok_s, model.drafted_tok_s)
-    speed = speed or prediction.speed_with_basis(known.prediction)
-    template = "" if model.has_template else "no chat template: base model, continues text"
+    use = prediction.purpose(entry) if entry is not None else ""
+    use = use if model.has_template else "base model: continues text (no chat template)"
     is_loaded = model.path == loaded
-    draft = known.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
-    reads = ""
-    if known.prediction is not None:
-        size, growth = known.prediction.bytes_per_token, kv_growth(known.kv_per_token, known.kv_windowed)
-        parts = (f"{units.size(size)} per token" if size else "", f"KV {growth}" if growth else "")
-        reads = " · ".join(filter(None, parts))
+    is_read = known.prediction is not None and known.prediction.exact
     return [
-        *_memory(known),
-        ("speed", speed),
-        ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts, template)),
-        ("purpose", prediction.purpose(entry) if entry is not None else ""),
-        ("draft", "…" if known.reading else "" if known.problem else draft),
+        ("problem", known.problem),
+        *prediction.decision_rows(known.prediction, use, model.measured_tok_s, model.drafted_tok_s),
+        ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts)),
+        ("draft", known.draft or ("none: F9 lists candidates" if is_loaded and is_read else "")),
         ("draft head", known.head),
-        ("reads", "Reading the header…" if known.reading else reads),
-        *_place(model, "now" if is_loaded else units.ago(model.last_used, time.time())),
+        *_place(model, known.target, "now" if is_loaded else units.ago(model.last_used, time.time())),
     ]
 
 
-def _place(model: LocalModel, used: str = "") -> list[Row]:
-    used = f"used {used}" if used else ""
+def _place(model: LocalModel, target: str = "", used: str = "") -> list[Row]:
+    used = "never used" if used == "never" else f"used {used}" if used else ""
     where = filter(None, (PLACES.get(model.source, "your folder"), model.alias, model.repo, used))
-    return [("file", paths.shown(model.path)), ("from", " · ".join(where))]
-
-
-def _memory(known: ModelDetails) -> list[Row]:
-    if known.problem:
-        return [("problem", known.problem)]
-    return [("memory", known.prediction.explained)] if known.prediction is not None else []
+    link = f" → {target}" if target else ""
+    return [("file", f"{paths.shown(model.path)}{link}"), ("from", " · ".join(where))]
 
 
 def deletion_question(deletion: Deletion) -> str:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
 """Types that most people want, best quality first; the others are folded."""
-_MORE = "more"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
@@ -99,10 +98,10 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
 
     def _show_types(self) -> None:
         listed, best = self.listed, self._recommended
-        rows = [models.quantize_row(kind, self.predictions.get(kind.name)) for kind in self._types]
+        rows = [models.quantize_row(kind, self.predictions) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
         if folded := len(smaller_types(self._model)) - len(self._types):
-            rows.append(ListRow(_MORE, "▸", f"{folded} more types", note="Enter shows them"))
+            rows.append(ListRow(models.MORE, "▸", f"{folded} more types", note="Enter shows them"))
         listed.show(rows, listed.marked if listed.moved or not best else best)
 
     @property
@@ -120,8 +119,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             return
         prediction = self.predictions.get(kind.name)
         rows = models.quantize_details(kind, prediction, self._model.size)
-        if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
-            rows.insert(0, ("recommended", models.why_recommended(prediction)))
         if (out := self._out(kind)) is not None:
             rows.insert(0, ("writes", paths.shown(out)))
         self.show_details(rows, kind.name)

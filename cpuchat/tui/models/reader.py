@@ -138,7 +138,6 @@ class ModelsReader:
         loaded beside it."""
         from cpuchat.models.drafts.candidates import own_head, usual_head
         from cpuchat.models.drafts.choice import predict_load
-        from cpuchat.models.fit import kv_growth
         from cpuchat.models.machine import TunedMachine
 
         if isinstance(model, CatalogModel):
@@ -152,4 +151,5 @@ class ModelsReader:
             return ModelDetails(problem=str(error))
         options = tuned.settings(model.path).load_options()
         head = head_words(own_head(header, options, tuned.of(model.path)))
-        return ModelDetails(prediction, *kv_growth(header, options), draft, head)
+        is_link = model.source != "huggingface" and model.path.is_symlink()
+        return ModelDetails(prediction, draft, head, paths.shown(model.path.resolve()) if is_link else "")

@@ -78,8 +78,8 @@ class FilterBox(Input):
 _LOADED_SECONDS = 0.5  # between two looks at which model is loaded
 
 
-class ModelsScreen(PanesScreen[Source | None], keys="models"):
-    """Returns the model to load, or None. Reads files, the catalog, servers and Hugging Face in threads.
+class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
+    """Returns the model to load, or two to compare. Reads files, the catalog, servers and Hugging Face in threads.
 
     `state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in."""
 
@@ -312,7 +312,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         chosen, listed = self._loading or self._loaded, self.listed
         making = self.services.quantizing
         rows = entries.list_rows(sections, self.predictions, chosen, is_loading=self._loading is not None,
-                                 writing=downloads.quantizing(making.job, making.progress))  # fmt: skip
+                                 writing=downloads.quantizing(making.job, making.progress),
+                                 order=self.services.models_order)  # fmt: skip
         found = self.state.search.found if self.state.search is not None else None
         if listed.moved and listed.marked in self._entries:
             mark = listed.marked
@@ -345,9 +346,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         if (entry := self.entry) is None:
             self.show_details([], "About")
         else:
-            details = self.details.get(entry.key) or ModelDetails(  # a prediction until its header is read
-                self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel)
-            )
+            details = self.details.get(entry.key) or ModelDetails(self.predictions.get(entry.key))  # until it is read
             rows = entries.detail_rows(entry.subject, details, self.catalog, self._loaded)
             self.show_details(rows, entries.title(entry.subject))
         if self._details_timer is not None:
@@ -442,6 +441,11 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     action_rescan = refresh_models
 
+    def action_sort(self) -> None:
+        at = entries.ORDERS.index(self.services.models_order)
+        self.services.models_order = entries.ORDERS[(at + 1) % len(entries.ORDERS)]
+        self.state_changed()
+
     def action_close(self) -> None:
         box, search = self.query_one("#filter", Input), self.state.search
         if search is not None and (search.running or not box.value):
@@ -466,6 +470,22 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         else:
             return model
         return None
+
+    @work(exclusive=True, group="take")
+    async def action_compare(self) -> None:
+        """Compare the loaded model with the selected one; itself with what is chosen then."""
+        from cpuchat.compare.runner import Side
+
+        model, loaded = self._marked_model("compared", whole=True), self._loaded
+        if model is None:
+            return
+        if self._loading is not None or not isinstance(loaded, Path):
+            self.warn("Load a model on this machine first: it is compared with the selected one.")
+            return
+        other = await run_in_daemon_thread(lambda: Side.of(model.path))
+        if model.path == loaded and (other := await self.services.navigation.compare_with(loaded)) is None:
+            return
+        await self.dismiss_when_on_top((await run_in_daemon_thread(lambda: Side.of(loaded)), other))
 
     @work
     async def action_quantize(self) -> None:
@@ -492,7 +512,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
                 self.warn(deletion.refused)
             elif await self.confirm("Delete model", entries.deletion_question(deletion), "Delete"):
                 freed = await asyncio.to_thread(delete, deletion)
-                self.notify(clean_line(f"Deleted {model.name}, freed {units.size(freed)}."), markup=False)
+                self.notify(clean_line(f"Deleted {model.path.name}, freed {units.size(freed)}."), markup=False)
                 self.refresh_models()
         except (CpuchatError, OSError) as error:
             self.warn(str(error))

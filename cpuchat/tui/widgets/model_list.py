@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -23,16 +24,16 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from cpuchat.base.text import clean_line
-from cpuchat.present.table import ListRow
+from cpuchat.present.table import WHY, ListRow
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
-_NARROWEST = (6, 7, 6, 12)  # cells of the columns; a speed that comes moves nothing
-_WIDEST_KIND = 8  # longer quantizations begin further left
-_MIN_NAME = 22  # cells of a name beside all columns; longer ones get a line of their own
-_BESIDE_FEW = 14  # beside less of them
-_BESIDE_PLACE = 12  # of the name of a file beside its place
-_WITH_PLACES = 100  # columns of a terminal that shows where files are
+_NARROWEST = (0, 7, 6, 12)  # cells of the columns; a speed that comes moves nothing
+_LAYOUTS = ((0, 1, 2, 3), (1, 2, 3), (1, 2), (2,))
+"""Columns, by what the names leave of the width. Whether a model fits is always told; its quantization, without a
+column of its own, stands in its name."""
+_WIDEST = 100  # cells of a line: figures stay near their names
+_USUAL_NAME = 36  # cells for which columns make room; longer names get a line of their own
 
 
 class ModelList(ScrollView, can_focus=False):
@@ -70,7 +71,7 @@ class ModelList(ScrollView, can_focus=False):
         self.rows: tuple[ListRow, ...] = ()
         self._lines: list[tuple[int, int]] = []  # of each line on the screen: its row, and which line of that it is
         self._width = 0  # of these lines: a paint may come between another width and its event
-        self._widths, self._places = _NARROWEST, 0
+        self._widths, self._columns = _NARROWEST, _LAYOUTS[0]
         self._at: int | None = None
         self.moved = False
         """Whether the user has moved the selection."""
@@ -93,48 +94,49 @@ class ModelList(ScrollView, can_focus=False):
 
     def _arrange(self) -> None:
         """Lay the rows out in lines."""
-        width, cells = self.scrollable_content_region.width, [row.columns for row in self.rows if row.columns]
+        width = min(self.scrollable_content_region.width, _WIDEST)
+        cells = [row.columns for row in self.rows if row.columns]
         self._width = width
-        widths = tuple(
+        self._widths = tuple(
             max(least, *(cell_len(clean_line(row[n])) for row in cells)) if cells else least
             for n, least in enumerate(_NARROWEST)
         )
-        self._widths = min(widths[0], _WIDEST_KIND), widths[1], widths[2], widths[3]
-        self._places = max((cell_len(clean_line(row.place)) for row in self.rows), default=0)
+        self._columns = next(filter(self._leaves_names, _LAYOUTS), _LAYOUTS[-1])
         self._lines = [
             (number, part) for number, row in enumerate(self.rows) for part in range(self._height(row, width))
         ]
         self.virtual_size = Size(width, len(self._lines))
 
+    def _leaves_names(self, columns: tuple[int, ...]) -> bool:
+        """Return whether these columns leave room for the names of usual length."""
+        self._columns = columns
+        room = self._width - sum(self._widths[n] + 2 for n in columns if self._widths[n])
+        names = [cell_len(row.mark) + 1 + cell_len(self._named(row)) for row in self.rows if row.columns]
+        return room >= max((cells for cells in names if cells <= _USUAL_NAME), default=0)
+
+    def _named(self, row: ListRow) -> str:
+        """Return the name, with the quantization where that has no column and the name does not tell it."""
+        name, kind = clean_line(row.name), clean_line(row.columns[0]) if row.columns else ""
+        return name if 0 in self._columns or kind.lower() in name.lower() else f"{name} {kind}"
+
     def _height(self, row: ListRow, width: int) -> int:
         """Return how many lines a row takes: a name is never cut off, so that what is beside it goes below it."""
-        if (not row.key and row.mark == " ") or not width or row.short is not None:
+        if (not row.key and row.mark == " ") or not width:
             return 1
-        name, beside = clean_line(row.name), cell_len(self._beside(row, width))
+        name, beside = self._named(row), cell_len(self._beside(row))
         room = width - cell_len(row.mark) - 1
         fits = cell_len(name) + beside + 2 * bool(beside) <= room
         return 1 if fits else len(_pieces(name, room)) + bool(beside)
 
-    def _beside(self, row: ListRow, width: int) -> str:
-        """Return what stands right of the name."""
+    def _beside(self, row: ListRow, height: int = 1) -> str:
+        """Return what stands right of the name, or with all figures below it."""
         if row.columns is None:
             return clean_line(row.note)
-        quantization, size, state, speed = (clean_line(column) for column in row.columns)
+        kind, size, state, speed = map(clean_line, row.columns)
         kinds, sizes, states, speeds = self._widths
-        # On narrow terminals the speed stands in the place of the state; where there is none, the state says why.
-        kind, short = f"{quantization:<{kinds}}", f"{speed or state:>{max(states, speeds)}}"
-        layouts = (
-            ([kind, f"{size:>{sizes}}", f"{state:<{states}}", f"{speed:>{speeds}}"], _MIN_NAME),
-            ([kind, f"{size:>{sizes}}", short], _BESIDE_FEW),
-            ([kind, short], 0),
-        )
-        fitting = ("  ".join(cells) for cells, least in layouts if width - sum(map(len, cells)) - 8 >= least)
-        beside = next(fitting, kind)
-        if row.place and self.screen.size.width >= _WITH_PLACES:
-            placed = f"{clean_line(row.place):<{self._places}}  {beside}"
-            least = cell_len(clean_line(row.name)) if row.short is None else _BESIDE_PLACE
-            return placed if width - cell_len(row.mark) - cell_len(placed) - 3 >= least else beside
-        return beside
+        cells = (f"{kind:<{kinds}}", f"{size:>{sizes}}", f"{state:<{states}}", f"{speed:>{speeds}}")
+        all_below = height > 1 and sum(self._widths) + 6 <= self._width
+        return "  ".join(cells[n] for n in (_LAYOUTS[1] if all_below else self._columns) if cells[n])
 
     def move(self, lines: int) -> None:
         places = [number for number, row in enumerate(self.rows) if row.key]
@@ -204,11 +206,10 @@ class ModelList(ScrollView, can_focus=False):
             line.truncate(width, overflow="crop" if row.name else "ellipsis")
             return line
         own = strong if row.strong else dim if row.dim else ""
-        beside, height = self._beside(row, width), self._height(row, width)
+        height = self._height(row, width)
+        beside = self._beside(row, height)
         mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
-        pieces = [clean_line(row.name)] if height == 1 else _pieces(clean_line(row.name), width - cell_len(mark))
-        if row.short is not None and cell_len(pieces[0]) > room - cell_len(mark):
-            pieces = [_without_middle(clean_line(row.short), room - cell_len(mark))]
+        pieces = [self._named(row)] if height == 1 else _pieces(self._named(row), width - cell_len(mark))
         if part == len(pieces):
             line = Text.assemble("" if row.columns else " " * cell_len(mark), (beside, dim), no_wrap=True)
             line.truncate(width, overflow="ellipsis")
@@ -229,15 +230,6 @@ class ModelList(ScrollView, can_focus=False):
         return name.append(f"  {beside}" if beside else "", dim)
 
 
-def _without_middle(name: str, width: int) -> str:
-    """Cut a name in its middle: its end tells it from others."""
-    if cell_len(name) <= width:
-        return name
-    begin = max(width // 3, 1)
-    end = chop_cells(name[::-1], max(width - begin - 1, 1))[0][::-1]
-    return f"{chop_cells(name, begin)[0]}…{end}"
-
-
 def _pieces(name: str, width: int) -> list[str]:
     """Break a long name into lines, behind a space or one of `-_./` where that leaves half a line, else anywhere."""
     pieces: list[str] = []
@@ -256,8 +248,12 @@ def label_table(rows: Iterable[tuple[str, str]], style: Style | str, width: int 
     table.add_column(no_wrap=True, style=style, width=width)
     table.add_column(ratio=1, overflow="fold")
     for label, text in rows:
-        table.add_row(Text(label), Text(text))
+        table.add_row(Text(label), Text(text, style if label == WHY else ""))
     return table
+
+
+_FIGURE = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|[kMG]?B/s|tok/s|tokens)\b|%)")
+_JOINT = "\u2800"  # looks like a space, at which no line ends
 
 
 class Labelled(ScrollView, can_focus=False):
@@ -299,11 +295,13 @@ class Labelled(ScrollView, can_focus=False):
         width = self.scrollable_content_region.width
         if not width:
             return
-        table = label_table(self.rows, self.get_component_rich_style("labelled--label", partial=True))
+        rows = [(label, _FIGURE.sub(_JOINT, text)) for label, text in self.rows]
+        table = label_table(rows, self.get_component_rich_style("labelled--label", partial=True))
         console = self.app.console
         options = console.options.update(width=width)
         lines = console.render_lines(table, options, style=self.rich_style) if self.rows else []
-        self._lines = [Strip(line).adjust_cell_length(width, self.rich_style) for line in lines]
+        parts = ([Segment(one.text.replace(_JOINT, " "), one.style) for one in line] for line in lines)
+        self._lines = [Strip(line).adjust_cell_length(width, self.rich_style) for line in parts]
         self.virtual_size = Size(width, len(self._lines))
         self.refresh()
 
@@ -319,7 +317,7 @@ class ListScreen(Dismissable[ScreenResultType], keys="list"):
     CSS_PATH = Path(__file__).with_name("model_list.tcss")
     AUTO_FOCUS = ""
     list_title = ""
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (140, "-wide")]
 
     def compose(self) -> ComposeResult:
         yield from self.compose_panes()

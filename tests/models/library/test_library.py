@@ -108,13 +108,13 @@ def test_a_head_in_a_file_of_its_own_is_listed_as_one(
 def test_what_is_missing_is_said(tmp_path: Path, model: Path) -> None:
     cache, folder = tmp_path / "hub", tmp_path / "folder"
     folder.mkdir()
-    cached(cache, "o/n", "gone.gguf", model).resolve().unlink()
+    (gone := cached(cache, "o/n", "gone.gguf", model)).resolve().unlink()
     for no in (2, 3):
         part(folder / f"a-0000{no}-of-00003.gguf", no, 3)
     part(folder / "b-00001-of-00002.gguf", 1, 2)
     found = {m.path.name: m for m in Library([folder], cache=cache).local_models()}
     assert {name: m.damaged for name, m in found.items()} == {
-        "gone.gguf": "gone.gguf is a broken link: its target no longer exists.",
+        "gone.gguf": f"gone.gguf is a broken link: {gone.readlink()} is missing.",
         "a-00002-of-00003.gguf": "1 of 3 parts are missing (a-00001-of-00003.gguf).",
         "b-00001-of-00002.gguf": "1 of 2 parts are missing (b-00002-of-00002.gguf).",
     }

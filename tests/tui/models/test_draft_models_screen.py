@@ -11,6 +11,7 @@ from cpuchat.config import settings
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.present.models import MORE
 from cpuchat.tui.models import drafts as draft_choice
 from cpuchat.tui.models.drafts import DraftModelsScreen
 from tests.support import models_screen
@@ -38,9 +39,12 @@ def states(app: RunningApp) -> dict[str, str]:
 async def opened(app: RunningApp) -> DraftModelsScreen:
     """Open the screen and wait for all verdicts."""
     await models_screen.opened(app)
-    await app.press("ctrl+l")
+    await app.press("f9")
     screen = await app.opens(DraftModelsScreen)
     await app.until(lambda: screen.candidates is not None and "checking…" not in states(app).values())
+    if any(row.key == MORE for row in list_of(app).rows):
+        await mark(app, MORE)
+        await app.press("enter")
     return screen
 
 
@@ -52,6 +56,7 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(t
     async with running(ScriptedBackend(model=LOADED), model=TARGET, folders=(tmp_path,)) as app:
         screen = await opened(app)
         assert states(app)[str(DRAFT)] == states(app)[str(head)] == "compatible"
+        await app.until(lambda: str(other) in states(app))
         assert states(app)[str(other)] == "mismatch" == list(states(app).values())[-1]
         best = draft_choice.recommended((screen.candidates or {}).values())
         assert list_of(app).marked == (best.spec if best else next(iter(states(app))))

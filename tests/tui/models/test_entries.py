@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from cpuchat.models.catalog import Ranked, ranked
-from cpuchat.models.file_names import quantization_of
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.prediction import estimate
@@ -107,29 +106,46 @@ def test_the_files_of_a_model_stand_below_its_name_and_are_told_apart() -> None:
     shelf = ModelListState(local=(one, other, small, draft, ollama))
     rows = entries.list_rows(shelf.sections(""), {}, None)
     assert [row.name for row in rows] == [
-        "on this machine", "qwen3:8b", "tuned", "tuned-a", "tuned-b", "small", "only for drafting", "Some draft 0.6B",
+        "on this machine, by name", "qwen3:8b", "tuned", "tuned-a", "tuned-b", "small",
+        "only for drafting", "Some draft 0.6B",
     ]  # fmt: skip
     larger = msgspec.structs.replace(one, path=Path("/m/other-13b-Q8_0.gguf"), n_params=13)  # of the same name
     writing = entries.list_rows(shelf.sections(""), {}, None, writing="new-Q4_0.gguf · writing 40 %")[1]
     assert (writing.mark, writing.key) == (entries.LOADING, "")  # a line that cannot be selected
     twice = entries.list_rows(ModelListState(local=(one, larger)).sections(""), {}, None)
-    assert [row.name for row in twice] == ["on this machine", "other-13b", "tuned-a"]
+    assert [row.name for row in twice] == ["on this machine, by name", "other-13b", "tuned-a"]
     narrowed = entries.list_rows(shelf.sections("tuned-b"), {}, None)
     assert [row.name for row in narrowed if row.key.startswith("local") or row.mark == entries.FILES] == [
         "tuned", "tuned-b",
     ]  # fmt: skip
 
 
-def test_a_file_is_known_by_its_name_which_no_other_file_changes_and_shortens_to_what_it_adds() -> None:
-    names = ("m-F16-pure", "m-Q4_0", "other", "M")
+def test_no_two_files_look_the_same_and_their_places_are_told_where_they_differ() -> None:
+    def at(path: str, repo: str = "", size: int = 1) -> LocalModel:
+        source = "lmstudio" if repo else "folder"
+        return LocalModel(path=Path(path), name="m", source=source, repo=repo, quantization="Q8_0", size=size)
+
+    theirs = [at(f"/lm/{owner}/m-GGUF/m-Q8_0.gguf", f"{owner}/m-GGUF") for owner in ("a", "b")]
+    for models, names, tags in (
+        (theirs, ["m-Q8_0 · a", "m-Q8_0 · b"], ["", ""]),
+        ([*theirs, at("/x/m-Q8_0.gguf")], ["m-Q8_0 · a", "m-Q8_0 · b", "m-Q8_0 · "], ["", "", ""]),
+        ([at("/x/m.gguf"), at("/y/m.gguf")], ["m · /x", "m · /y"], ["", ""]),
+        ([theirs[0], at("/x/m.gguf")], ["m-Q8_0", "m"], ["LM Studio", "/x"]),
+        ([at("/x/m.gguf"), at("/x/m-Q8_0.gguf")], ["m", "m-Q8_0"], ["", ""]),
+    ):
+        _, _, *rows = entries.list_rows(ModelListState(local=(*models,)).sections(""), {}, None)
+        assert sorted((row.name, row.tag) for row in rows) == sorted(zip(names, tags, strict=True))
+
+
+def test_the_models_on_this_machine_are_sorted_by_size_or_speed_without_their_headings() -> None:
     models = [
-        LocalModel(path=Path(f"/srv/third/{name}.gguf"), name="m", source="folder", quantization=quantization_of(name))
-        for name in names
+        LocalModel(path=Path(f"/m/{name}.gguf"), name="m", source="folder", size=size, measured_tok_s=speed)
+        for name, size, speed in (("m-a", 1, 30.0), ("m-b", 3, 10.0), ("m-c", 2, 20.0))
     ]
-    *_, heading, pure, plain, other, same = entries.list_rows(ModelListState(local=(*models,)).sections(""), {}, None)
-    assert heading.name == "m" and {pure.place, plain.place} == {"/srv/third"}
-    found = {row.name: row.short for row in (pure, plain, other, same)}
-    assert found == {"m-F16-pure": "…F16-pure", "m-Q4_0": "m-Q4_0", "other": "other", "M": "M"}
+    shelf = ModelListState(local=(*models,))
+    for order, names in (("size", ["m-b", "m-c", "m-a"]), ("speed", ["m-a", "m-c", "m-b"])):
+        heading, *rows = entries.list_rows(shelf.sections(""), {}, None, order=order)
+        assert heading.name.endswith(f"by {order}") and [row.name for row in rows] == names
 
 
 def test_the_address_of_a_server_needs_no_scheme_and_a_name_with_a_tag_is_none() -> None:

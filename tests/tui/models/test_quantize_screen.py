@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from textual.widgets import Button, Static
 
@@ -20,7 +18,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.present.models import TypePrediction, why_recommended
+from cpuchat.present.models import TypePrediction
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import Labelled
@@ -101,16 +99,13 @@ async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
         await screen.foreseen()
         for size in (SMALL, WIDE):
             await app.pilot.resize_terminal(*size)
-            for words in ("nearly lossless", "the best quality", "recommended"):
+            for words in ("nearly lossless", "recommended"):
                 assert words in app.screen_text
         best = screen.screen.predictions["Q8_0"]
         assert isinstance(best, TypePrediction)
-        for tok_s, keeps_up in ((9.0, True), (None, False)):  # whether it keeps up is said once it is known
-            found = replace(best, prediction=msgspec.structs.replace(best.prediction, tok_s=tok_s))
-            assert ("keeps up with reading" in why_recommended(found)) is keeps_up
         assert screen.listed == [*USUAL, "more"]
         (row,) = (row for row in screen.screen.listed.rows if "recommended" in row.name)
-        assert row.key == "Q8_0" and row.columns is not None and row.columns[0] == "8.52 bit"
+        assert row.key == "Q8_0" and row.columns is not None
         assert "×" in row.columns[3] or "tok/s" in row.columns[3]
         await screen.known("Q6_K")
         assert screen.out == half.with_name("llama-Q6_K.gguf")
@@ -243,7 +238,6 @@ async def test_an_unknown_model_is_told_and_what_lies_in_the_package_is_made_els
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine other than the one that the tests run on."""
     cpu = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8"}))
-    monkeypatch.setattr("cpuchat.present.models.engine_cpu", lambda: cpu)
     monkeypatch.setattr("cpuchat.models.fit.engine_cpu", lambda _: cpu)
     monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda *_, **__: MACHINE)
 
@@ -254,7 +248,6 @@ async def test_snapshots(tmp_path: Path, elsewhere: None, monkeypatch: pytest.Mo
     async with running(size=SMALL) as app:
         screen = await opened(app, local(file))
         await screen.foreseen()
-        assert "i8mm" in screen.screen.predictions["Q8_0"].arrangement  # of that machine, not of this one
         await app.pilot.pause()
         await snapshot(app.app, "quantize-80x24")
 

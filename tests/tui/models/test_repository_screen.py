@@ -57,7 +57,7 @@ async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositorySc
 
 def lines(app: RunningApp, text: str) -> list[str]:
     """Return the lines of the list."""
-    return [line for row in app.screen_text.splitlines() if text in (line := row[:76])]
+    return [line for row in app.screen_text.splitlines() if text in (line := row[:100])]
 
 
 async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
