@@ -31,7 +31,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import doubt, predicted_speed, verdict
+from cpuchat.present.models import doubt, speed_rows, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -106,7 +106,7 @@ def _explain(
     else:
         predicted = predict(header, chosen.load_options(), machine)
     terminal.note(f"  {predicted.explained}")
-    terminal.note(f"  {predicted_speed(predicted) or 'n/a'}: {predicted.basis.removeprefix('≈ ')}")
+    terminal.note(f"  {dict(speed_rows(predicted, machine))['speed']}")
     return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 
