@@ -135,11 +135,7 @@ class MessagesReply(BlockReply):
     """An answer of /v1/messages: blocks of thinking, text and calls."""
 
     id_prefix = "msg_"
-
-    @property
-    def ping(self) -> bytes:
-        return sent_event({"type": "ping"}, "ping")
-
+    ping = sent_event({"type": "ping"}, "ping")
     _n_blocks = 0
 
     def whole(self) -> bytes:

@@ -24,7 +24,6 @@ from cpuchat.serving.errors import Refusal
 from cpuchat.serving.requests import ParsedRequest
 
 _LETTERS = string.ascii_letters + string.digits
-PING = b": waiting\n\n"  # a comment, which readers of server-sent events skip
 
 
 @dataclass
@@ -113,6 +112,8 @@ class Reply(ABC):
     an error."""
 
     id_prefix = ""
+    ping = b": waiting\n\n"
+    """What keeps a silent connection open: a comment, which readers of server-sent events skip."""
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         self.progress = ReplyProgress()
@@ -123,11 +124,6 @@ class Reply(ABC):
     def another(self, parsed: ParsedRequest) -> Reply:
         """Return what builds another answer of the same response; only dialects with several answers have it."""
         raise NotImplementedError
-
-    @property
-    def ping(self) -> bytes:
-        """Return what keeps a silent connection open."""
-        return PING
 
     @abstractmethod
     def whole(self) -> bytes: ...

@@ -88,7 +88,7 @@ class InferenceService:
     ) -> None:
         self.metrics = ServingMetrics(
             {
-                "requests_running": ("Requests that are answered now.", lambda: self.n_running),
+                "requests_running": ("Requests that are answered now.", lambda: self._queue.n_running),
                 "requests_waiting": ("Requests that are queued now.", lambda: self.waiting),
                 "slots": ("Requests that can be answered at once.", lambda: self._queue.n_slots),
                 "model_loaded": ("1 while the model is in memory.", lambda: float(self.is_loaded)),
@@ -153,10 +153,6 @@ class InferenceService:
             self._untold.append(text)
 
     @property
-    def n_running(self) -> int:
-        return self._queue.n_running
-
-    @property
     def waiting(self) -> int:
         """Return the number of requests in the queue, those whose body is still being read among them."""
         return len(self._waiting)
@@ -202,7 +198,7 @@ class InferenceService:
         try:
             self._refuse_when_closing()
             _ = self.model
-            if self.waiting >= self._limit + max(self._queue.n_slots - self.n_running, 0):
+            if self.waiting >= self._limit + max(self._queue.n_slots - self._queue.n_running, 0):
                 message = f"The queue is full ({self.waiting} requests). Retry later."
                 raise Refusal(503, message, "queue_full", retry_after=_RETRY_SECONDS)
             self._waiting.add(record)

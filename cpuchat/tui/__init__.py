@@ -1,7 +1,5 @@
 """The terminal app. Talks to a `Conversation`; never loads llama.cpp itself."""
 
-from __future__ import annotations
-
 import os
 
 # Textual reads it once, at import. Half of its default: the cores belong to inference, and text comes at 10 Hz.

@@ -117,7 +117,7 @@ async def test_requests_are_answered_in_the_order_of_their_arrival_and_may_leave
     engine.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert engine.asked == ["0", "1", "3", "4"]
-    assert service.waiting == service.n_running == 0
+    assert service.waiting == service._queue.n_running == 0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_clients_take_turns(n_slots: int, arrived: str, begun: str) -> Non
     engine = Engine(FINISHED)
     service = served(engine, n_slots)
     tasks = [asyncio.create_task(ask(service, name, name[0])) for name in arrived.split()]
-    await until(lambda: len(engine.asked) == min(n_slots, len(tasks)) == service.n_running)
+    await until(lambda: len(engine.asked) == min(n_slots, len(tasks)) == service._queue.n_running)
     engine.gate.set()
     await asyncio.gather(*tasks)
     assert engine.asked == begun.split()
@@ -155,7 +155,7 @@ async def test_a_cancelled_request_ends_no_other() -> None:
     tasks = [asyncio.create_task(ask(service, name)) for name in "ab"]
     await until(lambda: len(engine.asked) == 2)
     tasks[0].cancel()
-    await until(lambda: service.n_running == 1)
+    await until(lambda: service._queue.n_running == 1)
     engine.gate.set()
     await tasks[1]
     assert engine.n_stopped == 1
@@ -193,7 +193,7 @@ async def test_those_that_wait_begin_when_a_reload_has_room_for_them() -> None:
     tasks = [asyncio.create_task(ask(service, name)) for name in "abc"]
     await until(lambda: service.waiting == 2)
     service.loaded(msgspec.structs.replace(WITH_DRAFT, parallel=3))
-    await until(lambda: service.n_running == 3)
+    await until(lambda: service._queue.n_running == 3)
     engine.gate.set()
     await asyncio.gather(*tasks)
 
@@ -203,9 +203,9 @@ async def test_a_model_is_loaded_once_for_all_that_wait_also_if_one_leaves() -> 
     engine.loading, engine.model = (ModelLoaded(model=WITH_DRAFT),), None
     service = served(engine, 3)
     tasks = [asyncio.create_task(ask(service, name)) for name in "abc"]
-    await until(lambda: engine.n_loads == 1 and service.n_running == 3)
+    await until(lambda: engine.n_loads == 1 and service._queue.n_running == 3)
     tasks[0].cancel()
-    await until(lambda: service.n_running == 2)
+    await until(lambda: service._queue.n_running == 2)
     engine.gate.set()
     await asyncio.gather(*tasks[1:])
     assert engine.n_loads == 1 and engine.asked == ["b", "c"]

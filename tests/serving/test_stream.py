@@ -16,7 +16,6 @@ from cpuchat.serving import app
 from cpuchat.serving.app import AnswerEndpoint
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.openai_chat import ChatReply
-from cpuchat.serving.replies import PING
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import RequestRecord
 from tests.serving.test_service import parsed
@@ -89,7 +88,7 @@ async def test_a_stream_begins_while_it_waits_and_tells_a_refusal_in_it(monkeypa
     queue, sent = Queue(), asyncio.Queue[dict]()
     task = asyncio.create_task(exchange(queue, stream=True, sent=sent))
     assert (await sent.get())["status"] == 200
-    assert (await sent.get())["body"] == PING
+    assert (await sent.get())["body"] == ChatReply.ping
     queue.released.set()
     await task
     last = await sent.get()
