@@ -31,7 +31,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import doubt, speed_rows, verdict
+from cpuchat.present.models import decision_rows, doubt, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -105,8 +105,8 @@ def _explain(
         predicted = estimate(model.size, machine, quantization=model.quantization)
     else:
         predicted = predict(header, chosen.load_options(), machine)
-    terminal.note(f"  {predicted.explained}")
-    terminal.note(f"  {dict(speed_rows(predicted, machine))['speed']}")
+    for _, text in decision_rows(predicted):
+        terminal.note(f"  {text}")
     return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 
@@ -140,9 +140,8 @@ async def _download(repository: Repository, model: RepoModel, terminal: Terminal
         await downloads.close()
 
 
-_CATALOG_EPILOG = """WORDS filter by name, family or publisher; `cpuchat models download ID` downloads. FIT and TOK/S
-are estimated from the file size; `models download` computes them from the header first. Add your own entries to
-catalog.toml in the config folder, in the format of the built-in one."""
+_CATALOG_EPILOG = """WORDS filter by name, family or publisher. `models download` computes fit and speed from the header
+first. Add your own entries to catalog.toml in the config folder, in the format of the built-in one."""
 
 
 @click.command("catalog", epilog=_CATALOG_EPILOG)
@@ -182,8 +181,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S"), *rows], right=(1, 2, 4), drop=(1, 2))
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {gigabytes(machine.available)} GB that are free now.",
-        "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
-        "? repository not verified. ≈ size not verified.",
+        "★ recommended here, for chats if nothing else is named. ○ downloaded. ? repository, ≈ size not verified.",
         "Download one: cpuchat models download ID.",
     ]
     footnotes += filter(None, [doubt(machine)])
@@ -203,7 +201,7 @@ def _row(
     if model.is_moe:  # total (active)
         params += f" ({units.parameters(round(1e9 * model.active_params))})"
     own = here.get(model.id, {}).get(model.quantization, 0)
-    about = "" if own or model.quantization in model.verified else "≈ "
+    about = "" if own or model.quantization in model.verified else "≈"
     n_bytes = f"{about}{size(own or round(1e9 * model.sizes[model.quantization]))}" if own or model.size else ""
     speed = f"≈{units.about(expected.tok_s)}" if expected is not None and expected.tok_s is not None else ""
     return model.id + marks, params, n_bytes, verdict(expected), speed

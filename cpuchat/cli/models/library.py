@@ -159,9 +159,8 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
 
 
 _LIST_EPILOG = """The column -m is what --model takes; any part of a name that no other model has will do, too: `qwen`,
-`qwen2.5-coder:q8_0`. A narrow terminal leaves out the last columns. TOK/S was measured in the last answer, ≈ is
-predicted. Folders of yours are searched once they were typed into Ctrl+O in the app, or are in config.toml:
-`folders = ["/mnt/models"]` below [model]."""
+`qwen2.5-coder:q8_0`. TOK/S was measured in the last answer, ≈ is predicted. Folders of yours are searched once they
+were typed into Ctrl+O in the app, or are in config.toml: `folders = ["/mnt/models"]` below [model]."""
 _HEADINGS = ("QUANT", "SIZE", "FIT", "TOK/S", "-m", "PLACE", "USED", "CONTEXT", "FILE")
 _LEAST_NAME, _SHORT_SPEC = 20, 18
 """Characters that a name and what -m takes have on a narrow terminal; the latter is not cut but left out."""
@@ -216,12 +215,10 @@ def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None
 
 
 def _remark(model: LocalModel) -> str:
-    """Return what is wrong with a model; "" for most."""
-    file = file_name(model.path)
-    if model.state in ("damaged", "unsupported"):
-        todo = " Download it again, or delete it." if model.state == "damaged" else ""
-        return f"{file}: {(model.damaged or '').removeprefix(f'{file} is ')}{todo}"
-    return "" if model.has_template or model.state else f"{file}: no chat template: continues text, may not answer."
+    """Return why a model cannot be used, and what to do; "" for most."""
+    file, todo = file_name(model.path), " Download it again, or delete it." if model.state == "damaged" else ""
+    why = (model.damaged or "").removeprefix(f"{file} is ")
+    return f"{file}: {why}{todo}" if model.state in ("damaged", "unsupported") else ""
 
 
 def _place(model: LocalModel) -> str:

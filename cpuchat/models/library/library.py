@@ -34,8 +34,6 @@ from cpuchat.models.library.places import (
     ollama_models,
     ollama_stores,
     only_drafts,
-    repo_folder,
-    repo_places,
     shown_name,
     store_folders,
     walk,
@@ -210,11 +208,6 @@ class Library:
         ollama = {model.alias.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
         if (path := ollama.get(spec.lower()) or ollama.get(f"{spec.lower()}:latest")) is not None:
             return _still_there(path, spec)
-        match = _REPO_NAME.match(spec)
-        if match is not None:
-            cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
-            if cached:
-                return self._quantization_of(match["repo"], cached, match["quant"], tell)
         places = list(self.places(copies=True))  # each has a name that people know
         named = [one.path for one in places if folded(spec) in (folded(one.path.name), folded(one.path.stem))]
         if len({path.stat().st_size for path in named if path.is_file()}) > 1:
@@ -222,6 +215,7 @@ class Library:
             raise ModelNotFound(f"{spec} names {len(named)} files: {listed}.", "Give a path.")
         if named:
             return named[0]
+        match = _REPO_NAME.match(spec)
         if match is not None and (same := [place for place in places if place.repo.lower() == match["repo"].lower()]):
             return self._quantization_of(match["repo"], same, match["quant"], tell)
         if "/" not in spec and (groups := self.matching(spec)):

@@ -31,7 +31,6 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
     assert of_cache.split()[:5] == ["tiny", "F32", "474", "kB", "fits"]
     [of_folder] = [line for line in lines if str(tiny_model_without_template) in line]
     assert of_folder.split()[-3] == str(tiny_model_without_template.parent)
-    assert f"{tiny_model_without_template.name}: no chat template" in done.stderr
     assert "\x1b" not in done.stdout
     assert "up to 2× off until measured" in done.stderr
 
