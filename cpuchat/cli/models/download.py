@@ -31,7 +31,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import doubt, speed_with_basis, verdict
+from cpuchat.present.models import decision_rows, doubt, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -105,8 +105,8 @@ def _explain(
         predicted = estimate(model.size, machine, quantization=model.quantization)
     else:
         predicted = predict(header, chosen.load_options(), machine)
-    terminal.note(f"  {predicted.explained}")
-    terminal.note(f"  {speed_with_basis(predicted)}")
+    for _, text in decision_rows(predicted):
+        terminal.note(f"  {text}")
     return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 
