@@ -472,7 +472,7 @@ def _arrived(entry: RepositoryEntry) -> str:
     if entry.loaded:
         return "currently loaded"
     if entry.path is not None:
-        return "downloaded: load its model, then Ctrl+L" if entry.model.kind == "head" else "downloaded"
+        return "downloaded: load its model, then F9" if entry.model.kind == "head" else "downloaded"
     part = _part(entry) if entry.download is None else ""
     return f"{part} downloaded, {units.size(entry.model.size - entry.arrived)} left" if part else ""
 

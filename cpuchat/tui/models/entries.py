@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.base.text import clean_line, cut, folded
+from cpuchat.base.text import clean_line, folded
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
@@ -275,17 +275,12 @@ def _apart(model: LocalModel, same: list[LocalModel]) -> str:
 
 def place(model: LocalModel) -> str:
     """Return where a model is kept: its folder, or the program that keeps it."""
-    if model.source in PLACES:
-        return PLACES[model.source]
-    folder = paths.shown(model.path.parent)
-    return folder if len(folder) <= _LONGEST_FOLDER else f"…/{cut(model.path.parent.name, _LONGEST_FOLDER - 2)}"
+    return PLACES.get(model.source) or paths.shown(model.path.parent)
 
 
 PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
 _STORE_WORDS = {"huggingface": "Hugging Face HF cache", "ollama": "Ollama", "lmstudio": "LM Studio lmstudio"}
 """What finds all models of a store; not `llama`, by which people mean a model."""
-_LONGEST_FOLDER = 14
-"""Characters of a folder beside the figures of a file; the details have the whole path."""
 
 
 def catalog_key(model: CatalogModel) -> str:

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.widgets import Static
+from textual.content import Content
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, QuantizeFailed
@@ -49,7 +48,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self._made: Path | None = None
 
     def compose_below(self) -> ComposeResult:
-        yield Static(id="state", markup=False)
         yield QuantizeLine(self._services.quantizing)
 
     def on_mount(self) -> None:
@@ -171,7 +169,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         if self._working != before:
             self._outcome = now.outcome
             self._say(self._outcome)
-            self.query_one("#state").display = not self._working
             self.refresh_bindings()
         if made is not None:
             self._made = made
@@ -183,8 +180,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             self._services.quantizing.stop()
 
     def _say(self, text: str) -> None:
-        line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")
-        self.query_one("#state", Static).update(line, layout=False)
+        self.query_one("#list").border_subtitle = Content(clean_line(text))
 
     def on_screen_resume(self) -> None:
         """Return the finished file, unless a dialog is open above."""

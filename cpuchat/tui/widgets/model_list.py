@@ -126,7 +126,7 @@ class ModelList(ScrollView, can_focus=False):
         name, beside = self._named(row), cell_len(self._beside(row))
         room = width - cell_len(row.mark) - 1
         fits = cell_len(name) + beside + 2 * bool(beside) <= room
-        return 1 if fits else len(_pieces(name, room)) + bool(beside)
+        return 1 if fits else len(chop_cells(name, max(room, 8))) + bool(beside)
 
     def _beside(self, row: ListRow, height: int = 1) -> str:
         """Return what stands right of the name, or with all figures below it."""
@@ -209,7 +209,8 @@ class ModelList(ScrollView, can_focus=False):
         height = self._height(row, width)
         beside = self._beside(row, height)
         mark, room = f"{row.mark} ", width - cell_len(beside) - 2 if height == 1 and beside else width
-        pieces = [self._named(row)] if height == 1 else _pieces(self._named(row), width - cell_len(mark))
+        name = self._named(row)
+        pieces = [name] if height == 1 else chop_cells(name, max(width - cell_len(mark), 8))
         if part == len(pieces):
             line = Text.assemble("" if row.columns else " " * cell_len(mark), (beside, dim), no_wrap=True)
             line.truncate(width, overflow="ellipsis")
@@ -228,18 +229,6 @@ class ModelList(ScrollView, can_focus=False):
             return name.append(f"  {beside}", dim)
         name.truncate(room, pad=True)
         return name.append(f"  {beside}" if beside else "", dim)
-
-
-def _pieces(name: str, width: int) -> list[str]:
-    """Break a long name into lines, behind a space or one of `-_./` where that leaves half a line, else anywhere."""
-    pieces: list[str] = []
-    while cell_len(name) > max(width, 8):
-        piece = chop_cells(name, max(width, 8))[0]
-        end = max(map(piece.rfind, " -_./")) + 1
-        piece = piece[: end if 2 * end > len(piece) else len(piece)]
-        pieces.append(piece)
-        name = name[len(piece) :]
-    return [*pieces, name]
 
 
 def label_table(rows: Iterable[tuple[str, str]], style: Style | str, width: int | None = None) -> Table:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from textual.widgets import Button, Static
+from textual.widgets import Button
 
 from cpuchat.base import paths
 from cpuchat.hardware.topology import Instructions
@@ -69,7 +69,7 @@ class Opened:
 
     @property
     def state(self) -> str:
-        return str(self.screen.query_one("#state", Static).render())
+        return str(self.screen.query_one("#list").border_subtitle)
 
     async def known(self, name: str) -> None:
         """Wait for the figures of one type, and mark it."""
