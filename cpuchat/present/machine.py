@@ -265,15 +265,13 @@ def token_time(found: Prediction, measured: float) -> str:
         return ""
     digits = 1 if rate <= _FAST else 2
     takes, least = round(1e3 / rate, digits), round(1e3 / found.limit_tok_s, digits)
-    rest, words, cost = max(takes - least, 0.0), list[str](), found.cost
+    rest, words, cost = max(takes - least, 0.0), [f"{least:.{digits}f} at the limit"], found.cost
     parts = {"reading": 1e3 * cost.read - least, "computing": 1e3 * cost.compute, "between layers": 1e3 * cost.fixed}
     for what, ms in {**parts, "unexplained": rest}.items():
         part = min(round(max(ms, 0.0), digits), rest)
         rest -= part
         words += [f"{part:.{digits}f} {what}"] if part >= 10**-digits / 2 else []
-    if not words:
-        return f"{takes:.{digits}f} ms, as the limit: only drafts, fewer bits or more bandwidth help"
-    return f"{takes:.{digits}f} ms = {least:.{digits}f} at the limit + {' + '.join(words)}"
+    return f"{takes:.{digits}f} ms = {' + '.join(words)}"
 
 
 _FAST = 200  # tok/s from which on hundredths of a millisecond matter
