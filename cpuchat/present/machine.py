@@ -454,7 +454,7 @@ def kernel_chart(
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
-        foot = [f"{kernels}: {foot[-1] if noisy else 'nothing measured yet, a load measures the types of its model'}"]
+        foot = [f"{kernels}: {foot[-1] if noisy else 'nothing measured; a load measures its larger types of weights'}"]
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
 
 

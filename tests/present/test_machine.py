@@ -164,4 +164,4 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     assert alone.foot[-1] == "beyond ╎: L3 held what was measured"
     only = kernel_chart("AVX2", {"Q8_0": noisy}, Peak(12e9, (0,)), model)
     assert not only.bars and only.foot[-1].startswith("kernels for AVX2: Q8_0 not measured")
-    assert "kernels for AVX2: nothing measured yet" in kernel_chart("AVX2", {}, None, model).foot[0]
+    assert "kernels for AVX2: nothing measured;" in kernel_chart("AVX2", {}, None, model).foot[0]
