@@ -256,23 +256,22 @@ def model_here(path: Path, settings: Settings, library: Library, loaded: ModelIn
 
 
 def token_time(found: Prediction, measured: float) -> str:
-    """Return what a token without drafts spends its time on, as measured (0: as predicted): reading at the peak, which
-    is the limit, and by the cost model what computing and layers add; "" where the peak is an estimate.
+    """Return what a token without drafts spends its time on, as measured (0: as predicted): reading at the limit, and
+    by the cost model what slower reading, computing and layers add; "" where the peak is an estimate.
 
-    `25.0 ms = 18.5 reading + 4.4 computing + 1.0 between layers + 1.1 unexplained`."""
+    `25.0 ms = 18.5 at the limit + 1.2 reading + 3.2 computing + 1.0 between layers + 1.1 unexplained`."""
     rate = measured or found.tok_s
     if found.limit_tok_s is None or found.cost is None or not rate or found.low_tok_s != found.tok_s:
         return ""
     digits = 1 if rate <= _FAST else 2
-    takes, reading = round(1e3 / rate, digits), round(1e3 / found.limit_tok_s, digits)
-    rest = max(takes - reading, 0.0)
-    computing = min(round(1e3 * found.cost.compute, digits), rest)
-    layers = min(round(1e3 * found.cost.fixed, digits), rest - computing)
-    more = {"computing": computing, "between layers": layers, "unexplained": rest - computing - layers}
-    words = [f"{ms:.{digits}f} {what}" for what, ms in more.items() if ms >= 10**-digits / 2]
-    if not words:
-        return f"{takes:.{digits}f} ms, all of it reading: only drafts, fewer bits or more bandwidth help"
-    return f"{takes:.{digits}f} ms = {reading:.{digits}f} reading + {' + '.join(words)}"
+    takes, least = round(1e3 / rate, digits), round(1e3 / found.limit_tok_s, digits)
+    rest, words, cost = max(takes - least, 0.0), [f"{least:.{digits}f} at the limit"], found.cost
+    parts = {"reading": 1e3 * cost.read - least, "computing": 1e3 * cost.compute, "between layers": 1e3 * cost.fixed}
+    for what, ms in {**parts, "unexplained": rest}.items():
+        part = min(round(max(ms, 0.0), digits), rest)
+        rest -= part
+        words += [f"{part:.{digits}f} {what}"] if part >= 10**-digits / 2 else []
+    return f"{takes:.{digits}f} ms = {' + '.join(words)}"
 
 
 _FAST = 200  # tok/s from which on hundredths of a millisecond matter
@@ -349,13 +348,15 @@ def measured_sets(all_cores: _R, one_core: _R | None = None, l3_group: _R | None
 def read_bandwidth(facts: DiagnosticFacts) -> str:
     """`1 core 25, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
     found, _ = bandwidth_bars(facts)
-    words = ", ".join(f"{bar.name} {'≈' if bar.estimated else ''}{bandwidth(bar.rate)}" for bar in found)
+    words = ", ".join(
+        f"{bar.name} {'≈' if bar.estimated else '≥' * bool(bar.note)}{bandwidth(bar.rate)}" for bar in found
+    )
     return f"{words} GB/s · {how_known(facts)}" if found else how_known(facts)
 
 
 def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it (30 s)") -> str:
     """Return how the read bandwidth is known, and `again`, what measures it, where that would tell more."""
-    peak, known = facts.peaks.all_cores, facts.peaks
+    peak = facts.peaks.all_cores
     if peak is None:
         return f"not measured: {again}"
     if peak.estimated:
@@ -363,10 +364,8 @@ def how_known(facts: DiagnosticFacts, again: str = "`cpuchat probe` measures it 
         return f"{peak.source}{beside}: {again}{when}"
     share = share_of_peak(peak, facts.theoretical)
     of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
-    sets = measured_sets(peak, known.one_core, known.l3_group)
-    rough = [one for _, one in sets if one.at_least]
-    why = "not finished" if all(one.unfinished for one in rough) else "other programs ran"
-    return " · ".join(filter(None, (of_peak, f"at least, {why}: {again}" if rough else ""))) or peak.source
+    why = "not finished" if peak.unfinished else "other programs ran"
+    return " · ".join(filter(None, (of_peak, f"at least, {why}: {again}" if peak.at_least else ""))) or peak.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +454,7 @@ def kernel_chart(
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
-        foot = [f"{kernels}: {foot[-1] if noisy else 'nothing measured yet, a load measures the types of its model'}"]
+        foot = [f"{kernels}: {foot[-1] if noisy else 'nothing measured; a load measures its larger types of weights'}"]
     return Chart(f"weights by type, one token · {kernels}", bars, scale, peak, foot)
 
 

@@ -213,12 +213,13 @@ SECTIONS: tuple[Callable[[Frame], Sequence[Line]], ...] = (
 
 
 def all_figures(frame: Frame) -> list[Line]:
-    """Draw the figure that matters now, its timeline, and every figure that is known; more rows than fit, perhaps.
+    """Draw the figure that matters now, its timeline in what is left, and every figure that is known; perhaps too much.
     Once the figures are settled, empty rows are left out."""
     gap: list[Line] = [[]] if frame.height >= _SPACED else []
-    rows = [*large(frame), *(shape(frame, 4 if gap else 3) if frame.height >= TALL else [])]
+    head, rows = large(frame), list[Line]()
     for section in SECTIONS:
         drawn = [row for row in section(frame) if not frame.settled or any(part.text.strip() for part in row)]
         if drawn:
             rows += [*gap, *drawn]
-    return rows
+    n_rows = max(3, frame.height - len(head) - len(rows))
+    return [*head, *(shape(frame, n_rows) if frame.height >= TALL else []), *rows]
