@@ -182,16 +182,10 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)
 
 
-def known_costs(target: Model, draft: Model | LoadedHead | None) -> PassCosts | None:
-    """Return the costs that were measured last, however old."""
+def known_costs(target: Model, draft: Model | LoadedHead | None) -> tuple[PassCosts | None, bool]:
+    """Return the costs that were measured last, however old, and whether they should be measured again."""
     known = record.calibration(conditions(target, draft))
-    return known.value if known is not None else None
-
-
-def is_calibrated(target: Model, draft: Model | LoadedHead | None) -> bool:
-    """Return whether the costs are known and need not be measured again."""
-    known = record.calibration(conditions(target, draft))
-    return known is not None and not record.is_due(known)
+    return (known.value, record.is_due(known)) if known is not None else (None, True)
 
 
 def calibrate(
@@ -199,7 +193,7 @@ def calibrate(
 ) -> PassCosts | None:
     """Measure and keep the costs; returns them, or the last ones (None: none) where these are disturbed more. Empties
     the sequences of both models. Raises as `measure`."""
-    earlier, costs = known_costs(target, draft), measure(target, draft, on_progress)
+    (earlier, _), costs = known_costs(target, draft), measure(target, draft, on_progress)
     if not is_plausible(costs.verify_ms):
         return earlier
     if costs.disturbed and earlier is not None and not earlier.disturbed:

@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.costs.calibrations import MIN_PLAIN_MS, PassCosts
-from cpuchat.engine.drafting.calibration import calibrate, is_calibrated, known_costs
+from cpuchat.engine.drafting.calibration import calibrate, known_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, ModelDrafting
 from cpuchat.engine.drafting.head import Head
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -253,6 +253,10 @@ class SpeculationSetup:
             self.pair = (target.info.fingerprint, self.draft.info.fingerprint)
         self.speculator.use_costs(costs, accepted(*self.pair) if self.pair is not None else (0.0, 0.0))
 
+    def is_due(self, target: Model) -> bool:
+        """Return whether what passes cost should be measured."""
+        return target.sequence.max_draft > 0 and known_costs(target, self.draft)[1]
+
     def calibrate(self, target: Model, tell: Callable[[int, int], None] = lambda *_: None) -> None:
         """Measure what passes cost, which empties the sequences of both models. Raises Aborted, GenerationFailed."""
         self.save()
@@ -288,13 +292,13 @@ def set_up_speculation(
         note = target.sequence.rollback.note
         disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
         setup = SpeculationSetup(Speculator(None, drafter, max_depth=max_depth, disabled=disabled), draft)
-        if max_depth and command.options.calibrate and not is_calibrated(target, draft):
+        if max_depth:
+            setup.use_costs(target, known_costs(target, draft)[0])
+        if command.options.calibrate and setup.is_due(target):
             try:
                 setup.calibrate(target, partial(on_progress, "calibrating"))
             except GenerationFailed as error:
                 notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
-        elif max_depth:
-            setup.use_costs(target, known_costs(target, draft))
     except BaseException as error:
         SpeculationSetup(Speculator(None), draft).free()
         raise Interrupted("The load was cancelled.") from None if isinstance(error, Aborted) else error
