@@ -89,16 +89,10 @@ class ChatCommands:
         self._pane, self._transcript, self._reader = pane, pane.transcript, reader
 
     def route_actions(self) -> None:
-        """Let the screen's actions be the commands, and what session and transcript do themselves."""
-        session, transcript = self._session, self._transcript
-        routed: dict[str, Callable[..., Any]] = {
-            "continue_answer": session.continue_answer, "answer_now": session.answer_now, "compact": session.summarize,
-            "reasoning": transcript.toggle_reasoning, "copy_answer": transcript.copy_message,
-            "copy_code": transcript.copy_code,
-        }  # fmt: skip
-        routed |= {name: getattr(self, name) for name in vars(ChatCommands) if not name.startswith("_")}
-        for name, run in routed.items():
-            setattr(self._screen, f"action_{name}", run)
+        """Let the screen's actions be the commands."""
+        for name in vars(ChatCommands):
+            if not name.startswith("_"):
+                setattr(self._screen, f"action_{name}", getattr(self, name))
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -118,6 +112,15 @@ class ChatCommands:
 
     def regenerate(self) -> None:
         self._session.regenerate(self._transcript.selected_id)
+
+    def continue_answer(self) -> None:
+        self._session.continue_answer()
+
+    async def answer_now(self) -> None:
+        await self._session.answer_now()
+
+    def compact(self) -> None:
+        self._session.summarize()
 
     def edit(self) -> None:
         if self._transcript.selects_system_prompt:

@@ -257,6 +257,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._composer.focus()
         self._composer.suggest(number)
 
+    def action_reasoning(self) -> None:
+        self._transcript.toggle_reasoning()
+
     def action_sidebar(self) -> None:
         if self.has_class("-wide"):
             shown = self.has_class("-no-sidebar")
@@ -312,6 +315,12 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.remove_class("-chats-over")
         self._chats.clear_search()
         self._composer.focus()
+
+    def action_copy_answer(self) -> None:
+        self._transcript.copy_message()
+
+    def action_copy_code(self) -> None:
+        self._transcript.copy_code()
 
     # Chats
 
