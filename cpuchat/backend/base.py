@@ -31,6 +31,7 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 
 DEFAULT_PLACEMENT = PlacementSpec()
+NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
 
 
 class Backend(Protocol):
@@ -72,8 +73,8 @@ class Backend(Protocol):
         """Return how many tokens a text or the prompt of a request has; None where that is not known, or not now."""
 
     async def measure(self, request: Measure) -> Measured | Failed:
-        """Run a measurement with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""
-        ...
+        """Run a measurement with the model loaded here; `cancel` ends it with `Failed(code="interrupted")`."""
+        return NO_MODEL
 
     async def forget(self, chat_id: str) -> None:
         """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
@@ -88,7 +89,6 @@ class Backend(Protocol):
         """Let the worker save and exit; kill it if it takes longer than a few seconds."""
 
 
-NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
 _T = TypeVar("_T")
 
 
@@ -190,10 +190,6 @@ class ModelBackend(Backend, ABC):
     async def end_reasoning(self) -> bool:
         """Return False: a server is not told."""
         return False
-
-    async def measure(self, request: Measure) -> Measured | Failed:
-        """Return why a server is not measured."""
-        return NO_MODEL
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

@@ -162,7 +162,6 @@ class LocalBackend(ModelBackend):
         return self.model is not None
 
     async def measure(self, request: Measure) -> Measured | Failed:
-        """Run a measurement with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""
         found = await self._request(request, Measured)
         if self._model is not None and isinstance(found, Measured) and request.calibrates:
             self._model = msgspec.structs.replace(self._model, pass_ms=found.pass_ms)

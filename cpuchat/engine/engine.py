@@ -12,7 +12,6 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.engine.answer import AnswerRun, LoadedModel, measure
 from cpuchat.engine.decoding.decode import PrefillChunking
-from cpuchat.engine.drafting.calibration import is_calibrated
 from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -231,9 +230,9 @@ class Engine:
 
     def _calibrate(self, loaded: LoadedModel) -> tuple[float, ...]:
         """Measure what passes cost, unless that is known or the chat would be lost; returns as `ModelInfo.pass_ms`."""
-        setup, model = self._setup, loaded.model
-        is_wanted = setup is not None and model.sequence.max_draft and not is_calibrated(model, setup.draft)
-        if setup is not None and is_wanted and loaded.states.set_aside():
+        model, setup = loaded.model, self._setup
+        assert setup is not None
+        if setup.is_due(model) and loaded.states.set_aside():
             try:
                 setup.calibrate(model)
             except Aborted:

@@ -7,8 +7,7 @@ from typing import Final
 from cpuchat.protocol.reasons import DraftsOff, OffKind
 
 _WORDS: Final[dict[OffKind, str]] = {
-    "uncalibrated": "not calibrated on this machine yet",
-    "calibration disturbed": "calibration disturbed by other programs",
+    "uncalibrated": "not calibrated yet (done while the chat is idle)",
     "nothing to draft from": "nothing to draft from yet",
     "too fast": "decoding takes {off.plain_ms:.2g} ms per token, and handling drafts takes as long",
     "slow prefill": "prefilling the draft model would take {off.prefill_s:.1f} s",

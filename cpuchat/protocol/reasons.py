@@ -8,7 +8,6 @@ import msgspec
 
 OffKind = Literal[
     "uncalibrated",
-    "calibration disturbed",
     "nothing to draft from",
     "too fast",
     "slow prefill",
@@ -47,7 +46,7 @@ class DraftsOff(msgspec.Struct, frozen=True):
         """Return whether drafting is off by what was measured of these models here, which is news at a glance.
 
         Not while that is unknown, and not where a model is so fast that nobody misses drafts."""
-        return self.kind not in ("uncalibrated", "calibration disturbed", "nothing to draft from", "too fast")
+        return self.kind not in ("uncalibrated", "nothing to draft from", "too fast")
 
 
 UNCALIBRATED: Final = DraftsOff("uncalibrated")

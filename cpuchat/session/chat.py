@@ -198,7 +198,7 @@ class ChatSession:
             self._is_uncalibrated = False
             self.listen(events.Changed("ceilings"))
 
-        if self._is_uncalibrated and self.is_idle:
+        if self._is_uncalibrated and self.is_idle and self.conversation.speculation.drafters:
             self._calibrating = asyncio.create_task(run(), name="calibrate")
 
     async def stop(self) -> None:

@@ -289,9 +289,7 @@ class Conversation:
         return self.load_model(self._path)
 
     async def calibrate(self) -> None:
-        """Measure what passes of the loaded model cost, where drafting needs that and it is not known yet."""
-        if self.model is None or self.model.server or not self.speculation.drafters:
-            return
+        """Measure what passes of the loaded model cost, where that is not known yet."""
         with self.activity.streaming():
             found = await self.backend.measure(Measure(calibrates=True))
         if self.model is not None and isinstance(found, Measured):

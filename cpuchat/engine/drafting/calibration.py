@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from cpuchat.costs.calibrations import PassCosts, implausible, interpolate
+from cpuchat.costs.calibrations import PassCosts, implausible, interpolate, is_plausible
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import LoadedHead, Model
 from cpuchat.engine.llama.sequence import Sequence
@@ -23,7 +23,6 @@ from cpuchat.engine.llama.threads import CpuWait
 from cpuchat.measure.subject import Subject, decode_options, on_cores
 from cpuchat.models import costs as record
 from cpuchat.models.file_names import engine_fingerprint
-from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 
 BUDGET_SECONDS: Final = 12.0
@@ -44,24 +43,21 @@ def measure(
     target: Model,
     draft: Model | LoadedHead | None,
     on_progress: Callable[[int, int], None],
-    of_target: PassCosts | None = None,
 ) -> PassCosts:
-    """Measure both models, or only the draft model where the costs `of_target` are known. Empties their sequences.
+    """Measure both models. Empties their sequences.
 
     Under heavy load the result may still be implausible; a disturbance of the draft model's costs, which each answer
     follows, only makes it unsteady. `on_progress` gets the measurements done, and all of them. Raises Aborted: the
     abort flag was set; GenerationFailed: llama.cpp rejected a batch."""
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
-    total = ((0 if of_target else len(points)) + (1 if draft is not None else 0)) * _ROUNDS
+    total = (len(points) + (1 if draft is not None else 0)) * _ROUNDS
     n_threads = target.pool.n_threads
     draft_ms = read_ms = 0.0
     try:
-        costs = of_target
-        if costs is None:
-            curve = Curve(target.sequence, n_threads, points)
-            on_progress(0, total)
-            curve.measure(lambda n: on_progress(n, total))
-            costs = curve.costs()
+        curve = Curve(target.sequence, n_threads, points)
+        on_progress(0, total)
+        curve.measure(lambda n: on_progress(n, total))
+        costs = curve.costs()
         if draft is not None:
             waits = CpuWait(n_threads)
             draft_ms, read_ms = _draft_costs(draft.sequence)
@@ -186,36 +182,24 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)
 
 
-def known_costs(target: Model, draft: Model | LoadedHead | None) -> PassCosts | None:
-    """Return the costs that were measured last, however old."""
+def known_costs(target: Model, draft: Model | LoadedHead | None) -> tuple[PassCosts | None, bool]:
+    """Return the costs that were measured last, however old, and whether they should be measured again."""
     known = record.calibration(conditions(target, draft))
-    return known.value if known is not None else None
-
-
-def is_calibrated(target: Model, draft: Model | LoadedHead | None) -> bool:
-    """Return whether the costs are known and need not be measured again."""
-    known = record.calibration(conditions(target, draft))
-    return known is not None and not record.is_due(known)
+    return (known.value, record.is_due(known)) if known is not None else (None, True)
 
 
 def calibrate(
     target: Model, draft: Model | LoadedHead | None, on_progress: Callable[[int, int], None]
-) -> tuple[PassCosts | None, DraftsOff | None]:
-    """Measure and keep the costs; returns them, or the last ones with the reason why drafting stays off. Empties the
-    sequences of both models. Raises as `measure`."""
-    on, alone = conditions(target, draft), conditions(target)
-    earlier, of_target = known_costs(target, draft), record.calibration(alone)
-    if of_target is not None and record.is_due(of_target):
-        of_target = None
-    costs = measure(target, draft, on_progress, of_target=of_target.value if of_target is not None else None)
-    if implausible(dict(enumerate(costs.verify_ms, 1))):
-        return earlier, DraftsOff("calibration disturbed")
+) -> PassCosts | None:
+    """Measure and keep the costs; returns them, or the last ones (None: none) where these are disturbed more. Empties
+    the sequences of both models. Raises as `measure`."""
+    (earlier, _), costs = known_costs(target, draft), measure(target, draft, on_progress)
+    if not is_plausible(costs.verify_ms):
+        return earlier
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
-    record.keep_calibration(on, costs)
-    if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
-        record.keep_calibration(alone, replace(costs, draft_ms=0.0, read_ms=0.0))
-    return costs, None
+    record.keep_calibration(conditions(target, draft), costs)
+    return costs
 
 
 def conditions(target: Model, draft: Model | LoadedHead | None = None) -> Subject:

@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.costs.calibrations import MIN_PLAIN_MS, PassCosts
-from cpuchat.engine.drafting.calibration import calibrate, is_calibrated, known_costs
+from cpuchat.engine.drafting.calibration import calibrate, known_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, ModelDrafting
 from cpuchat.engine.drafting.head import Head
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -26,7 +26,7 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.models.heads import require_head
 from cpuchat.models.ollama import file_name
 from cpuchat.protocol.messages import LoadModel, Speculation
-from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
@@ -43,9 +43,8 @@ class Speculator:
     """Proposes drafts for one answer after the other and learns from their acceptance. Suffix decoding is asked first,
     then the draft model. The controller decides what is worth a pass.
 
-    `costs` are measured; None when there was no calibration, with `uncalibrated` as the reason. `draft`: the draft
-    model, if one is loaded. `max_depth`: longest draft that the target can verify and roll back; 0 = never draft, for
-    the reason `disabled`. `known`: accepted and compared tokens of the draft model in earlier answers."""
+    `costs` are measured; None when there was no calibration yet. `draft`: the draft model, if one is loaded.
+    `max_depth`: longest draft that the target can verify and roll back; 0 = never draft, for the reason `disabled`."""
 
     def __init__(
         self,
@@ -54,8 +53,6 @@ class Speculator:
         *,
         max_depth: int = MAX_DEPTH,
         disabled: DraftsOff | None = None,
-        uncalibrated: DraftsOff | None = UNCALIBRATED,
-        known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._permanently_disabled = self.disabled = disabled
         self._max_depth = max_depth
@@ -63,18 +60,15 @@ class Speculator:
         self.lookup_share = LOOKUP_SHARE
         self._drafter = draft
         self._index = NgramIndex()
-        self.use_costs(costs, uncalibrated, known)
+        self.use_costs(costs)
 
-    def use_costs(
-        self, costs: PassCosts | None, uncalibrated: DraftsOff | None, known: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
-        """Choose depths by these costs from now on; between answers. The arguments are those of the class."""
-        self._costs, self._uncalibrated, self._learned = costs, uncalibrated, known
+    def use_costs(self, costs: PassCosts | None, known: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Choose depths by these costs from now on; between answers. `known`: accepted and compared tokens of the draft
+        model in earlier ones."""
+        self._costs, self._learned = costs, known
         self._plain_ms = costs.verify_ms[0] if costs is not None else None
         has_draft = self._drafter is not None
-        self._controller = DepthController(
-            costs, max_depth=self._max_depth, has_draft_model=has_draft, uncalibrated=uncalibrated, known=known
-        )
+        self._controller = DepthController(costs, max_depth=self._max_depth, has_draft_model=has_draft, known=known)
         self._draft = ModelDrafting(self._drafter, self._controller) if self._drafter is not None else None
         self._begin(Speculation())
 
@@ -97,7 +91,7 @@ class Speculator:
 
     def follow(self, other: Speculator) -> None:
         """Choose depths by the costs of `other`."""
-        self.use_costs(other._costs, other._uncalibrated)
+        self.use_costs(other._costs)
 
     def forget(self) -> None:
         self._index.set_text(())
@@ -247,24 +241,27 @@ class SpeculationSetup:
     draft: Model | LoadedHead | None = None
     pair: tuple[str, str] | None = None
 
-    def use_costs(self, target: Model, costs: PassCosts | None, off: DraftsOff | None) -> None:
-        """Draft by these costs, or not at all for the reason `off`."""
+    def use_costs(self, target: Model, costs: PassCosts | None) -> None:
+        """Draft by these costs, or not at all."""
         shown = costs.verify_ms if costs is not None and not costs.disturbed else ()
         target.info = msgspec.structs.replace(target.info, pass_ms=shown)
         if costs is None:
-            self.speculator.use_costs(None, off)
             return
         if target.passes is not None:
             target.passes.pass_ms = costs.verify_ms
         if self.draft is not None:
             self.pair = (target.info.fingerprint, self.draft.info.fingerprint)
-        self.speculator.use_costs(costs, off, accepted(*self.pair) if self.pair is not None else (0.0, 0.0))
+        self.speculator.use_costs(costs, accepted(*self.pair) if self.pair is not None else (0.0, 0.0))
+
+    def is_due(self, target: Model) -> bool:
+        """Return whether what passes cost should be measured."""
+        return target.sequence.max_draft > 0 and known_costs(target, self.draft)[1]
 
     def calibrate(self, target: Model, tell: Callable[[int, int], None] = lambda *_: None) -> None:
         """Measure what passes cost, which empties the sequences of both models. Raises Aborted, GenerationFailed."""
         self.save()
         self.speculator.forget()
-        self.use_costs(target, *calibrate(target, self.draft, tell))
+        self.use_costs(target, calibrate(target, self.draft, tell))
 
     def save(self) -> None:
         """Keep what was learned about the pair since it was saved last."""
@@ -295,14 +292,13 @@ def set_up_speculation(
         note = target.sequence.rollback.note
         disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
         setup = SpeculationSetup(Speculator(None, drafter, max_depth=max_depth, disabled=disabled), draft)
-        if max_depth and command.options.calibrate and not is_calibrated(target, draft):
+        if max_depth:
+            setup.use_costs(target, known_costs(target, draft)[0])
+        if command.options.calibrate and setup.is_due(target):
             try:
                 setup.calibrate(target, partial(on_progress, "calibrating"))
             except GenerationFailed as error:
                 notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
-        elif max_depth:
-            costs = known_costs(target, draft)
-            setup.use_costs(target, costs, None if costs else UNCALIBRATED)
     except BaseException as error:
         SpeculationSetup(Speculator(None), draft).free()
         raise Interrupted("The load was cancelled.") from None if isinstance(error, Aborted) else error

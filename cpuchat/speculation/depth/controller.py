@@ -28,7 +28,7 @@ from cpuchat.speculation.stats import PassRecord
 
 class DepthController:
     """Learns from every pass and decides how much to draft. `plan`: the depth planned last for the draft model.
-    `costs`: None when there was no calibration (`uncalibrated`); then only a fixed depth works. `max_depth`: longest
+    `costs`: None when there was no calibration; then only a fixed depth works. `max_depth`: longest
     draft that can be verified. `known`: accepted and compared tokens of earlier answers, as in `learned`."""
 
     def __init__(
@@ -37,11 +37,9 @@ class DepthController:
         *,
         max_depth: int = MAX_DEPTH,
         has_draft_model: bool,
-        uncalibrated: DraftsOff | None = UNCALIBRATED,
         known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._costs = CurrentCosts(costs) if costs else None
-        self._uncalibrated = uncalibrated
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         self._plain = Following([0.0])
@@ -278,7 +276,7 @@ class DepthController:
             return None
         costs, asked = self._costs, self._is_asked
         if costs is None:
-            return None if self._fixed else self._uncalibrated
+            return None if self._fixed else UNCALIBRATED
         if not asked and not self._n_proposed:
             return DraftsOff("nothing to draft from") if self._n_written else None
         if asked and self._slow_prefill_ms:

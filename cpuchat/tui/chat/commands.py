@@ -405,6 +405,7 @@ class ChatCommands:
             return
         self._reader.stop()
         loaded = services.loaded or then
+        await session.stop_background()
         with services.keys_held():
             await session.conversation.backend.unload()
         try:

@@ -252,7 +252,7 @@ class Composer(PromptInput):
     async def read_question(self) -> str:
         """Return the text in the prompt with what it names, as the model gets it; else the last question of the chat.
         Raises CpuchatError if a file cannot be read."""
-        if text := self.text.strip():
+        if (text := self.text.strip()) and not command_in(text):
             read = partial(attachments.attach, text, self._folder, self._held)
             return sent_text(text, await run_in_daemon_thread(read))
         if (at := self._session.question_index()) < 0:

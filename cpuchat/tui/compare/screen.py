@@ -11,13 +11,13 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
+from textual.events import DescendantFocus
 from textual.widgets import Static
 from textual.worker import Worker
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened, Sides
-from cpuchat.compare.figures import figures_of
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
@@ -42,7 +42,8 @@ _QUIET_SECONDS = 3
 
 
 class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
-    """Owns the comparison and closes it. Returns the file to use for chats, if the user takes the one of the verdict.
+    """Owns the comparison and closes it. Returns the file to use for chats, if the user takes one: that of the side in
+    front, where a verdict puts the better one.
     `prompt` is asked at once; "" asks the user for one. `kept`: one that was saved, to continue."""
 
     CSS_PATH = "compare.tcss"
@@ -69,8 +70,6 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         self._prompt.border_title = "Prompt for both · Enter sends"
         self._left = False
         self._waits = False  # for quiet cores
-        self._chosen: Path | None = None  # by the verdict
-        self._is_noisy = False  # so that there is none
         self._agreeing: Worker[bool] | None = None
 
     def compose(self) -> ComposeResult:
@@ -194,10 +193,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         turn = comparison.turns[-1]
         self._table.show(comparison, *self._keys)
         if (found := compare.choice(comparison, turn)) is not None:
-            self._chosen, (first, second) = Path(self._sides[found[0]].path), map(clean_line, found[1])
-            self._stage.conclude(turn.rounds[-1].agreement, f"{first} {self._key('use')} uses it for chats.\n{second}")
-        self._is_noisy = found is None and figures_of(turn.counted()).verdict.kind == "disturbed"
-        self.refresh_bindings()
+            self._stage.conclude(turn.rounds[-1].agreement, "\n".join(map(clean_line, found[1])))
+            self._go_to(found[0])
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
         """Returns the round unless it could not begin, or the screen is gone."""
@@ -208,14 +205,14 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             return None
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
-        self._chosen, self._waits, self._is_noisy = None, False, False
+        self._waits = False
         self.remove_class("-places")
         for pane in self._panes:
             pane.begin(before, prompt)
         if not repeats:
             self._table.begin()
         self._timer.resume()
-        self.call_later(self.refresh_bindings)
+        self.call_later(self._show_use)
         try:
             done = await start()
         except CpuchatError as error:
@@ -227,7 +224,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         finally:
             self._timer.pause()
             if self.has_widgets:
-                self.call_later(self.refresh_bindings)
+                self.call_later(self._show_use)
         if not self.has_widgets:
             return None
         stays = done not in turns[-1].rounds  # it was stopped, and there is a complete one
@@ -287,11 +284,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self._leave()
 
     def action_use(self) -> None:
-        if self._is_noisy:
-            repeat, wait = self._keys
-            self.notify(f"Too noisy for a verdict. {repeat} repeats, {wait} waits for quiet.")
-        else:
-            self._leave(self._chosen)
+        self._leave(Path(self._sides[self._front.index].path))
 
     @work
     async def _leave(self, chosen: Path | None = None) -> None:
@@ -359,6 +352,35 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         (key,) = (key for key in keys.moved(self._services.keymap) if key.id == f"compare.{action}")
         return keys.display(key.keys.partition(",")[0])
 
+    @property
+    def _front(self) -> SidePane:
+        return next(pane for pane in self._panes if pane.has_class("-front"))
+
+    @property
+    def _can_use(self) -> bool:
+        """Return whether the side in front can be taken: the sides are two files, with the user's settings."""
+        (a, b), turns = self._sides, self.comparison.turns
+        are_files = a.path != b.path and not a.changes and not b.changes
+        return are_files and bool(turns and turns[-1].rounds) and not self.comparison.running
+
+    def _show_use(self) -> None:
+        """Say at the side in front that Enter takes it."""
+        for pane in self._panes:
+            is_offered = self._can_use and pane.has_class("-front")
+            pane.border_subtitle = f"{self._key('use')} uses it for chats" if is_offered else ""
+        self.refresh_bindings()
+
+    def _go_to(self, side: int) -> None:
+        """Bring a side to the front, and the focus to it unless a prompt is being written."""
+        self.action_front(side)
+        if not self.has_class("-asking") and not self.has_class("-places"):
+            self._panes[side].focus()
+
+    @on(DescendantFocus)
+    def _pane_focused(self, event: DescendantFocus) -> None:
+        if isinstance(event.widget, SidePane):
+            self.action_front(event.widget.index)
+
     def action_front(self, side: int) -> None:
         if self._panes[side].has_class("-front"):
             return
@@ -372,22 +394,17 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             for pane in self._panes
         ]
         self.query_one("#tabs", Static).update(Content("  ").join(parts))
+        self._show_use()
 
     def action_other(self) -> None:
-        """Go to the other side; bring it to the front where only one is shown."""
-        at = next((pane.index for pane in self._panes if pane.has_focus), None)
-        if self.has_class("-wide"):
-            other = 0 if at is None else 1 - at
-        else:
-            other = 1 - next(pane.index for pane in self._panes if pane.has_class("-front"))
-        self.action_front(other)
-        self._panes[other].focus()
+        """Go to the other side, which comes to the front where only one is shown."""
+        self._panes[1 - self._front.index].focus()
 
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "use":
-            return (self._is_noisy or self._chosen is not None) and not self.has_class("-asking")
+            return self._can_use and not self.has_class("-asking")
         if action == "wait":
             return not self._waits and bool(self.comparison.turns) and not self.has_class("-asking")
         if action in ("next", "repeat", "agreement"):
@@ -427,8 +444,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def _hide_prompt(self) -> None:
         self.remove_class("-asking")
-        front = next(pane for pane in self._panes if pane.has_class("-front"))
-        front.focus()
+        self._front.focus()
 
     async def action_wait(self) -> None:
         """Repeat the round once the cores are quiet; what runs is stopped."""

@@ -231,7 +231,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         entry = self.marked
         rows = words.repository_details(entry, self.state.repository) if entry and self.state else []
         if self.problem is not None:
-            rows = [("problem", self.problem.message), ("what to do", self.problem.hint)]
+            rows = [("what to do", self.problem.hint)]  # the list says what happened
         self.show_details(rows, "About")
         self.refresh_bindings()
         # One header at a time: a large vocabulary is megabytes to download. Until they are selected, the others are

@@ -168,13 +168,3 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
     assert not is_disturbed(dict.fromkeys(range(2, 8), 99))
     assert is_disturbed({1: 99}), "the speed-up over plain decoding would be wrong"
     assert is_disturbed(dict.fromkeys(range(2, 33), 99))
-
-
-def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:
-    """With another draft model only that one is measured."""
-    seen: list[tuple[int, int]] = []
-    known = PassCosts(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
-    costs = calibration.measure(*models, lambda *p: seen.append(p), of_target=known)
-    assert (costs.verify_ms, costs.rollback_ms) == (known.verify_ms, known.rollback_ms)
-    assert costs.draft_ms > 0 and costs.read_ms > 0
-    assert seen and seen[-1][0] == seen[-1][1]
