@@ -50,13 +50,16 @@ _ARM: Final = {
 }  # fmt: skip
 
 
-def microarchitecture(vendor: str, family: int | None, model: int | None) -> Microarchitecture:
+def microarchitecture(
+    vendor: str, family: int | None, model: int | None, flags: frozenset[str] = _NONE
+) -> Microarchitecture:
     """Return that of a CPU; without a name where it is none of these. Of Arm, `vendor` is the implementer and `model`
-    the part."""
+    the part. `flags` of /proc/cpuinfo: a virtual machine may have the number of a model without AMX, and AMX."""
     if name := _ARM.get((vendor, model or 0)):
         return Microarchitecture(name)
-    for name, (flags, models) in _X86.get((vendor, family or 0), {}).items():
+    for name, (always, models) in _X86.get((vendor, family or 0), {}).items():
         ranges = (part.partition("-") for part in models.split())
-        if any(int(first, 16) <= (model or 0) <= int(last or first, 16) for first, _, last in ranges):
-            return Microarchitecture(name, flags)
-    return Microarchitecture()
+        is_it = any(int(first, 16) <= (model or 0) <= int(last or first, 16) for first, _, last in ranges)
+        if is_it and ("amx_int8" in always or "amx_int8" not in flags):
+            return Microarchitecture(name, always)
+    return Microarchitecture("Sapphire Rapids or later", _AMX) if "amx_int8" in flags else Microarchitecture()

@@ -144,7 +144,7 @@ class Topology:
 
     @cached_property
     def microarchitecture(self) -> Microarchitecture:
-        return microarchitecture(self.vendor, self.family, self.model_number)
+        return microarchitecture(self.vendor, self.family, self.model_number, self.flags)
 
     @property
     def sockets_words(self) -> str:

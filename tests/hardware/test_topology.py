@@ -110,10 +110,12 @@ def test_slower_cores_of_arm_and_amd(tmp_path: Path, name: str, speeds: tuple[in
         ("vendor_id: AuthenticAMD\ncpu family: 26\nmodel: 2\nmodel name: AMD EPYC", "EPYC · Zen 5 · 4 cores · NPS1"),
         ("vendor_id: GenuineIntel\ncpu family: 6\nmodel: 143\nmodel name: Intel(R) Xeon(R) Processor @ 2.70GHz",
          "Xeon · Sapphire Rapids · 4 cores"),
+        ("vendor_id: GenuineIntel\ncpu family: 6\nmodel: 167\nmodel name: Intel(R) Xeon(R) Processor\nflags: amx_int8",
+         "Xeon · Sapphire Rapids or later · 4 cores"),
         ("vendor_id: GenuineIntel\ncpu family: 15\nmodel: 6\nmodel name: Common KVM processor",
          "Common KVM processor · 4 cores"),
     ],
-    ids=["big and little", "epyc", "xeon", "kvm"],
+    ids=["big and little", "epyc", "xeon", "masked", "kvm"],
 )  # fmt: skip
 def test_a_cpu_without_a_telling_name_is_named_by_its_numbers(tmp_path: Path, cpuinfo: str, title: str) -> None:
     root = write(make_tree(tmp_path, "vm-without-caches"), {"proc/cpuinfo": cpuinfo})
