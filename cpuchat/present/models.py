@@ -233,14 +233,12 @@ def head_words(head: OwnHead | None) -> str:
     return f"{sizes}; {head.expected.words}, at the usual acceptance of {min(rates):.0f} to {max(rates):.0f} %"
 
 
-def draft_details(
-    key: str, candidate: DraftCandidate | None, *, is_loaded: bool, is_best: bool
-) -> list[tuple[str, str]]:
+def draft_details(key: str, candidate: DraftCandidate | None, *, is_loaded: bool) -> Rows:
     """Label and text, cleaned."""
     if candidate is None:
         return [("effect", _OTHERS[key][1])]
     place = "loaded as draft model" if is_loaded else "downloaded" if candidate.where == "here" else "on Hugging Face"
-    known = "best known candidate" if is_best else "recommended by the catalog" if candidate.named else ""
+    known = "recommended by the catalog" if candidate.named else ""
     expected, usable = candidate.expected, candidate.fits is not False
     text = [
         ("gain", expected.words if usable else ""),
@@ -297,14 +295,19 @@ def predicted_speed(prediction: Prediction | None) -> str:
     return f"≈{about(prediction.tok_s)} tok/s" if prediction is not None and prediction.tok_s is not None else ""
 
 
+def measured_speed(plain: float, drafted: float) -> str:
+    """`29.4 tok/s, 41.0 with drafts (measured)`; "" where nothing was measured (0)."""
+    more = f", {units.rate(drafted)} with drafts" if drafted else ""
+    return f"{units.rate(plain)} tok/s{more} (measured)" if plain else ""
+
+
 def decision_rows(prediction: Prediction | None, use: str = "", plain: float = 0.0, drafted: float = 0.0) -> Rows:
     """Return whether to take a model, in one line: fit, speed and use; and why, in another. `plain` and `drafted`: the
     tok/s measured in chats, 0 where they were not."""
     if prediction is None:
         return []
     shown = prediction.outcome if prediction.verdict == "too large" else verdict(prediction)
-    more = f", {units.rate(drafted)} with drafts" if drafted else ""
-    speed = f"{units.rate(plain)} tok/s{more} (measured)" if plain else predicted_speed(prediction)
+    speed = measured_speed(plain, drafted) or predicted_speed(prediction)
     why = f"{prediction.needed_of_free}: {prediction.need.breakdown(prediction.draft_need)}"
     if prediction.tok_s is not None and not plain:
         reads = prediction.bytes_per_token
@@ -312,12 +315,6 @@ def decision_rows(prediction: Prediction | None, use: str = "", plain: float = 0
     elif not plain and prediction.verdict != "too large":
         why += f" · no speed: {prediction.basis}"
     return [("fit", " · ".join(filter(None, (shown, speed, use)))), (WHY, why)]
-
-
-def measured_speed(plain: float, drafted: float) -> str:
-    """`29.4 tok/s plain, 41.0 with drafts: measured in the last chat`; "" where nothing was measured (0)."""
-    more = f", {units.rate(drafted)} with drafts" if drafted else ""
-    return f"{units.rate(plain)} tok/s plain{more}: measured in the last chat" if plain else ""
 
 
 def speed_rows(prediction: Prediction, machine: Machine) -> Rows:
@@ -561,7 +558,7 @@ def better_than(kind: QuantType, predictions: Mapping[str, TypePrediction | str]
 def quantize_row(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> ListRow:
     """Format a line of the list. The prediction of a type that cannot be made is its problem."""
     outcome, better = predictions.get(kind.name), better_than(kind, predictions)
-    columns, about = ("", "", "", ""), f"{better} is smaller, faster and more exact" if better else kind.about
+    columns, about = ("", "", "", ""), f"{better} is better here" if better else kind.about
     if isinstance(outcome, str):
         columns = ("", "", "impossible", "")
     elif outcome is not None:

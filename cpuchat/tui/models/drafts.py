@@ -149,8 +149,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         if not self.marked_key:
             return
         is_loaded = candidate is not None and self._is_loaded(candidate)
-        is_best = candidate is not None and candidate is recommended((self.candidates or {}).values())
-        rows = models.draft_details(self.marked_key, candidate, is_loaded=is_loaded, is_best=is_best)
+        rows = models.draft_details(self.marked_key, candidate, is_loaded=is_loaded)
         problem = [("problem", self.problem)] if self.problem else []
         title = candidate.name if candidate is not None else "About"
         self.show_details([*problem, *rows], title)

@@ -21,13 +21,12 @@ from cpuchat.models.drafts.candidates import (
     output_savings,
     recommended,
 )
-from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Machine
-from cpuchat.present.models import draft_details, draft_rows
+from cpuchat.present.models import draft_details, draft_rows, lighter_output
 from cpuchat.protocol.model_info import ModelWork, Weights
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
@@ -170,8 +169,11 @@ def test_a_type_without_a_simd_kernel_is_marked_and_never_recommended(mine: Path
     assert all(row.fits and not row.expected.pays for row in rows)
     assert rows[0].expected.words.startswith("F16 has no SIMD kernel on this CPU") and rows[1].expected.gains
     assert recommended(rows) is None
-    assert dict(draft_details("", rows[0], is_loaded=False, is_best=False))["gain"] == rows[0].expected.words
+    assert dict(draft_details("", rows[0], is_loaded=False))["gain"] == rows[0].expected.words
     assert draft_rows({"": rows[0]}, "x", "")[1].columns[-1] == "no SIMD"
+    for loaded, keys in (("x", ["more"]), ("a", ["a", "more"])):  # the loaded one is listed whatever it gains
+        folded = draft_rows({"a": rows[1], "b": rows[1]}, loaded, "", folds=True)
+        assert [row.key for row in folded if row.key][: len(keys)] == keys
 
 
 @pytest.mark.parametrize(
@@ -186,13 +188,10 @@ def test_an_output_matrix_of_more_bits_than_a_draft_needs_is_offered_in_fewer(
     head = Weights(kind, values * bits / 8, values)
     work = ModelWork(n_layer=24, dense=(Weights("Q4_K", 200e6 * scale, 350e6 * scale),), head=(head,))
     assert output_savings(work) == pytest.approx(savings, abs=0.01)
-    expected, place = Expectation(output_savings=output_savings(work)), Path("small.gguf")
+    expected = Expectation(output_savings=output_savings(work))
     for quantization, is_made in (("Q4_K_M", savings > 0), ("IQ2_XXS", False)):
-        one = DraftCandidate(name="s", where="here", path=place, quantization=quantization, expected=expected)
-        told = dict(draft_details("", one, is_loaded=False, is_best=False)).get("cheaper", "")
+        told = lighter_output(expected, "small.gguf", quantization)
         assert ("cpuchat models quantize small.gguf Q4_K_M --output-tensor-type Q4_0" in told) == is_made
-        other = msgspec.structs.replace(one, verdict=Compatibility(ok=False, reason="its vocabulary differs"))
-        assert "cheaper" not in dict(draft_details("", other, is_loaded=False, is_best=False))
 
 
 def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(mine: Path, target: GGUFHeader) -> None:

@@ -41,7 +41,7 @@ def test_heads_on_this_machine_are_offered_beside_draft_models(tmp_path: Path, l
     own, other = found[INCLUDED], found[str(tmp_path / "mine" / "eagle3-Other-Q8_0.gguf")]
     assert own.head == "mtp" and own.fits and own.path == target.path
     assert found[str(head)].head == "eagle3" and found[str(head)].fits
-    told = dict(models.draft_details(other.spec, other, is_loaded=False, is_best=False))
+    told = dict(models.draft_details(other.spec, other, is_loaded=False))
     assert other.fits is False and "96 values" in told["target"]
     assert len(found) == 3
     assert recommended(found.values()) is None  # what it gains is not known

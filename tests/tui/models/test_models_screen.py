@@ -16,6 +16,7 @@ from cpuchat.models import machine
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import RecentModels
 from cpuchat.protocol.messages import ModelLoaded
+from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.models.entries import HubSearch
 from cpuchat.tui.models.quantize import QuantizeScreen
@@ -60,6 +61,18 @@ async def test_a_load_that_runs_is_shown_goes_on_at_enter_and_is_seen_to_end(tmp
         gate.open()
         await app.until(lambda: "  ● " in app.screen_text)
         assert screen.reader.loaded == app.conversation.model and len(app.backend.loads) == 1
+
+
+async def test_ctrl_l_compares_the_loaded_model_with_the_selected_file(tiny_model: Path) -> None:
+    demo = paths.demo_dir() / DEMO_FILES["demo"]
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
+    async with running(backend, model=demo, folders=(tiny_model.parent,)) as app:
+        await opened(app)
+        await app.press(*"tiny-f32")
+        await app.until(lambda: tiny_model.name in marked(app))
+        await app.press("ctrl+l")
+        screen = await app.opens(CompareScreen)
+        assert [Path(side.path) for side in screen.comparison.sides] == [demo, tiny_model]
 
 
 async def test_with_the_demo_alone_what_is_recommended_is_selected() -> None:
