@@ -466,9 +466,7 @@ def _draft(entry: RepositoryEntry) -> str:
 
 def _arrived(entry: RepositoryEntry) -> str:
     """Return what is here of a model: `61 % downloaded, 1.8 GB left`."""
-    if entry.loaded:
-        return "currently loaded"
-    if entry.path is not None:
+    if entry.path is not None and not entry.loaded:
         return "downloaded: load its model, then F9" if entry.model.kind == "head" else "downloaded"
     part = _part(entry) if entry.download is None else ""
     return f"{part} downloaded, {units.size(entry.model.size - entry.arrived)} left" if part else ""

@@ -516,19 +516,8 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             kind = _kind(model.n_params, model.architecture, model.n_ctx)
             rows = [("model", kind), ("name", model.name), ("server", f"{served.kind} · {served.source.server}")]
         case HubSearch() as search:
-            rows = _search_rows(search)
+            rows = [("problem", search.problem), ("what to do", search.hint)]
     return [(label, clean_line(text)) for label, text in rows if text]
-
-
-def _search_rows(search: HubSearch) -> list[Row]:
-    if search.running:
-        return [("", "Contacting Hugging Face…")]
-    if search.problem:
-        return [("problem", search.problem), ("what to do", search.hint)]
-    if search.found is not None:
-        return [("", "No GGUF repositories match.")]
-    asks = f"Searches GGUF repositories for “{search.query}”."
-    return [("", "Opens this repository." if search.is_link else asks)]
 
 
 def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *more: str) -> str:
