@@ -157,7 +157,7 @@ class ChatCommands:
         if conversation.settings.speculation.drafters == "off":
             conversation.drafts = True
             self._services.save_settings({"speculation": {"drafters": "auto"}})
-            tell("Drafting on from the next answer. The draft model and calibration come with the next load (Ctrl+O).")
+            tell("Drafting on from the next answer. The draft model comes with the next load (Ctrl+O).")
         elif conversation.drafts:
             conversation.drafts = False
             tell("Drafting off from the next answer. F9: on; F2 to disable it permanently.")

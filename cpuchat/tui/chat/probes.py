@@ -12,7 +12,6 @@ from textual.worker import Worker
 
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.memory import available_bytes, total_bytes
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
@@ -59,7 +58,6 @@ class PassProbe:
         self._worker: Worker[None] | None = None
         self._known: _Subject | None = None
         self._retry_at = self._raised_at = 0.0  # from when on the disturbed, and a raised peak, are measured again
-        self._reported: set[str] = set()
         self._probe: CostProbe | None = None
         services.on_input = self.interrupt
         session.background.append(self)
@@ -130,13 +128,11 @@ class PassProbe:
                     await self._measure_slice(subject)
         except Interrupted:
             pass
-        except peak.ProbeFailed as error:  # little memory is free, for now
+        except peak.ProbeFailed:  # little memory is free, for now
             self._retry_at = monotonic() + RAISED_SECONDS
-            self._report_once(f"The read bandwidth was not measured: {clean_line(str(error))}")
-        except (CpuchatError, OSError) as error:
+        except (CpuchatError, OSError):
             if not self._stopped:
                 self._end(subject)
-                self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
         finally:
             self._probe = None
             self._busy.since_last(())  # this was no other program
@@ -182,11 +178,6 @@ class PassProbe:
         if self._known == subject:
             self._raised_at = monotonic() + RAISED_SECONDS
         self._known = subject
-
-    def _report_once(self, notice: str) -> None:
-        if notice not in self._reported:
-            self._reported.add(notice)
-            self._screen.notify(notice, timeout=10, markup=False)
 
     def _measures_peak(self, cpus: tuple[int, ...], memory: str) -> bool:
         """Measure a slice of the read bandwidth of these cores; False beside other programs."""

@@ -398,7 +398,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def action_other(self) -> None:
         """Go to the other side, which comes to the front where only one is shown."""
-        self._panes[1 - self._front.index].focus()
+        self._go_to(1 - self._front.index)
 
     # Keys
 

@@ -266,6 +266,8 @@ async def test_the_verdict_says_which_file_to_take_and_enter_uses_it(monkeypatch
             await app.pilot.resize_terminal(*SMALL)
             assert "use for chats" in app.screen_text
             await snapshot(app.app, f"{name}-80x24")
+            await app.press("tab", "tab", "tab")  # to the other, which Enter takes then
+            take = 1 - take
             await app.press("enter")
             await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
             assert str(app.backend.loads[-1][0]) == SIDES[take].path
