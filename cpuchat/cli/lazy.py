@@ -21,8 +21,6 @@ _INSTEAD = {
     "chats show": "Export it to be read: cpuchat chats export ID -o chat.md",
 }
 """What is done otherwise here."""
-
-
 _NAME_MODELS = "model", "models", "a", "base", "spec", "specs", "source", "target"
 """Arguments that may be given as `-m MODEL`, too."""
 _SECTIONS: dict[str, tuple[str, ...]] = {

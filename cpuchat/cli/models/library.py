@@ -28,7 +28,7 @@ from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.inspect import inspect
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, as_typed, is_named, short_specs, specs_of
-from cpuchat.models.library.places import STORES, LocalModel, grouped, shown_name, unavailable
+from cpuchat.models.library.places import PLACES, LocalModel, grouped, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import estimate_local
@@ -164,7 +164,6 @@ were typed into Ctrl+O in the app, or are in config.toml: `folders = ["/mnt/mode
 _HEADINGS = ("QUANT", "SIZE", "FIT", "TOK/S", "-m", "PLACE", "USED", "CONTEXT", "FILE")
 _LEAST_NAME, _SHORT_SPEC = 20, 18
 """Characters that a name and what -m takes have on a narrow terminal; the latter is not cut but left out."""
-_PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
 _ORDERS: dict[str, Callable[[LocalModel], float]] = {"size": lambda one: one.size, "used": lambda one: one.last_used}
 
 
@@ -200,13 +199,11 @@ def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None
     for closed in unavailable(chosen.model.folders):
         click.echo(f"cpuchat: {closed}.", err=True)
     names = [shown_name(group) for group in groups for _ in group]
-    typed, room = [*map(as_typed, specs)], shutil.get_terminal_size((80, 24)).columns
-    if is_terminal(sys.stdout):
-        typed = [spec if len(spec) <= max(room // 4, _SHORT_SPEC) else "" for spec in typed]
+    room = shutil.get_terminal_size((80, 24)).columns if is_terminal(sys.stdout) else 10_000
+    typed = [spec if len(spec) <= max(room // 4, _SHORT_SPEC) else "" for spec in map(as_typed, specs)]
     columns = [_HEADINGS, *(_columns(one, spec, tuned) for one, spec in zip(found, typed, strict=True))]
-    if is_terminal(sys.stdout):
-        beside = sum(2 + max(len(row[n]) for row in columns) for n in range(6))
-        names = shortened(names, max(room - beside, _LEAST_NAME))
+    beside = sum(2 + max(len(row[n]) for row in columns) for n in range(6))
+    names = shortened(names, max(room - beside, _LEAST_NAME))
     rows = [(name, *row) for name, row in zip(["NAME", *names], columns, strict=True)]
     echo_table(rows, right=(2, 4, 8), drop=(9, 8, 7, 6, 4, 5))
     notes = filter(None, map(_remark, found))
@@ -222,7 +219,7 @@ def _remark(model: LocalModel) -> str:
 
 
 def _place(model: LocalModel) -> str:
-    return _PLACES.get(model.source) or paths.shown(model.path.parent)
+    return PLACES.get(model.source) or paths.shown(model.path.parent)
 
 
 def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
@@ -287,11 +284,9 @@ def verify(specs: tuple[str, ...], everything: bool) -> int:
     models = library.local_models() if everything else [find_model(library, spec) for spec in specs]
     terminal, is_damaged = TerminalOutput(), False
     for model, name in zip(models, library.typed_names(models), strict=True):
-
-        def progress(done: int, total: int, name: str = name) -> None:
-            terminal.status(f"checking {name} {100 * done // max(total, 1)} %")
-
-        result = library.verify(model, progress)
+        result = library.verify(
+            model, lambda done, of, name=name: terminal.status(f"checking {name} {100 * done // max(of, 1)} %")
+        )
         is_damaged |= result.state == "damaged"
         terminal.line(f"{result.state:<9}  {name}  ({clean_line(result.words)})")
     return ModelDamaged.exit_code if is_damaged else 0

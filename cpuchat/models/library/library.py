@@ -126,10 +126,10 @@ def _at(path: Path) -> Path | None:
 
 
 def _still_there(path: Path, name: str) -> Path:
-    """Return `path` of a model that a program calls `name`. Raises ModelNotFound: a manifest outlived its file."""
+    """Return `path` of a model that is known as `name`. Raises ModelNotFound: its file is gone."""
     if path.is_file():
         return path
-    raise ModelNotFound(f"The file of {name or file_name(path)} is gone: {path}.", "Download it again (`ollama pull`).")
+    raise ModelNotFound(f"The file of {name or file_name(path)} is gone: {path}.", "Install or download it again.")
 
 
 def _listed(names: list[str]) -> str:
@@ -189,12 +189,7 @@ class Library:
         Raises ModelNotFound: nothing matches, or several models do, which it lists; the hint names what is close."""
         spec = spec.strip()
         if spec.lower() in DEMO_FILES:
-            path = paths.demo_dir() / DEMO_FILES[spec.lower()]
-            if not path.is_file():
-                raise ModelNotFound(
-                    f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE."
-                )
-            return path
+            return _still_there(paths.demo_dir() / DEMO_FILES[spec.lower()], spec)
         empty: ModelNotFound | None = None
         try:
             if spec and (path := _at(paths.expanded(spec).absolute())) is not None:

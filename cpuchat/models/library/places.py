@@ -43,6 +43,7 @@ Store = Literal["ollama", "lmstudio", "llama.cpp"]
 Source = Literal["demo", "huggingface", "folder"] | Store
 STORES: dict[Store, str] = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp"}
 """What people call these programs."""
+PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
 
 # In the home of the user `ollama` as its installer has it, or as packages of distributions.
 _OLLAMA_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama")

@@ -25,7 +25,7 @@ from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import MAX_BELOW, is_named
-from cpuchat.models.library.places import STORES, LocalModel, grouped, only_drafts, shown_name
+from cpuchat.models.library.places import PLACES, STORES, LocalModel, grouped, only_drafts, shown_name
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
@@ -278,7 +278,6 @@ def place(model: LocalModel) -> str:
     return PLACES.get(model.source) or paths.shown(model.path.parent)
 
 
-PLACES = {"demo": "cpuchat", "huggingface": "HF cache", **STORES}
 _STORE_WORDS = {"huggingface": "Hugging Face HF cache", "ollama": "Ollama", "lmstudio": "LM Studio lmstudio"}
 """What finds all models of a store; not `llama`, by which people mean a model."""
 

@@ -49,7 +49,7 @@ def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch:
 
 def test_resolve_the_demo_models(no_demo: Path, tmp_path: Path) -> None:
     library = Library(cache=tmp_path / "none")
-    with pytest.raises(ModelNotFound, match="demo model"):
+    with pytest.raises(ModelNotFound, match="The file of demo is gone"):
         library.resolve("demo")
     for name, file in DEMO_FILES.items():
         (no_demo / file).touch()

@@ -120,7 +120,7 @@ def test_a_manifest_without_its_file_says_what_to_do(store: Path, model: Path) -
     [lost] = Library().local_models()
     assert (lost.name, lost.state) == ("gemma3:4b", "damaged") and "ollama pull gemma3:4b" in (lost.damaged or "")
     for name in ("gemma3:4b", "gemma"):
-        with pytest.raises(ModelNotFound, match=r"gemma3:4b is gone.*ollama pull"):
+        with pytest.raises(ModelNotFound, match=r"gemma3:4b is gone.*download it again"):
             Library().resolve(name)
 
 
