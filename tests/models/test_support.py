@@ -146,12 +146,12 @@ def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path, monkey
     assert (found.tables, found.bytes_per_token) == (tables, header.size - tables + 2 * (64 + 2 * 4 * 32))
     rows = dict(dict(sections(found))["Memory"])
     assert rows["lookup tables"] == "640 kB, of which a token reads single rows"
-    expected = predict(header, LoadOptions(n_ctx=512), Machine(available=8 * GB, total=16 * GB))
+    expected = predict(header, LoadOptions(n_ctx=512, use_repack=False), Machine(available=8 * GB, total=16 * GB))
     assert expected.need.weights == header.size and expected.bytes_per_token < 0.2 * header.size
     assert expected.need.reclaimable == 0
     monkeypatch.setattr(fit, "LAZY_BYTES", 9000 * 32 * 2 - 1)
-    for options in (LoadOptions(), LoadOptions(mlock=True), LoadOptions(load_mode="read")):
-        need = required_memory(header, options, 512)
+    for more in ({}, {"mlock": True}, {"load_mode": "read"}):
+        need = required_memory(header, LoadOptions(use_repack=False, **more), 512)
         assert (need.reclaimable, need.min_bytes) == (9000 * 32 * 2, need.total - 9000 * 32 * 2)
     rows = dict(dict(sections(found))["Memory"])
     assert rows["lookup tables"].endswith("576 kB of them stay on disk and count as no memory")
