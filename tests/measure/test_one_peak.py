@@ -135,7 +135,7 @@ async def screens(app: RunningApp) -> dict[str, str]:
     await app.press("escape")
     await app.closes()
     await opened(app)
-    await app.until(lambda: "per token · KV" in about(app))
+    await app.until(lambda: "GB free" in about(app))
     found |= {"models": on_one_line(app.screen_text), "details": about(app)}
     await app.press("escape")
     await app.closes()
@@ -175,10 +175,9 @@ SHOWN = {
     },
     "predicted": {"show": r"speed ≈(\d[\d.,]*\d) tok/s:", "plan": r" tok/s (\d[\d.,]*\d) \("},
     "listed": {"list": r"(?:fits|tight) (≈?\d[\d.,]*\d)", "models": r"(≈?\d[\d.,]*\d) tok/s",
-               "details": r"speed (≈?\d[\d.,]*\d) tok/s", "doctor": r"speed (≈?\d[\d.,]*\d) tok/s",
+               "details": r"fit +(?:fits|tight) · (≈?\d[\d.,]*\d) tok/s", "doctor": r"speed (≈?\d[\d.,]*\d) tok/s",
                "F12": r"(?:plain|predicted) +(≈?\d[\d.,]*\d) tok/s"},
-    "bytes per token": {"F12": PER_TOKEN, "doctor": PER_TOKEN, "show": PER_TOKEN, "plan": PER_TOKEN,
-                        "details": r"([\d.,]+ [kMG]B) per token · KV"},
+    "bytes per token": {"F12": PER_TOKEN, "doctor": PER_TOKEN, "show": PER_TOKEN, "plan": PER_TOKEN},
     "memory": {"F12": r"needs ([\d.]+) GB, loaded", "doctor": NEEDED, "show": NEEDED,
                "plan": NEEDED, "details": NEEDED},
     "cores": {"F12": IN_USE, "doctor": IN_USE, "why": r"threads (\d+) on ([\d,-]+)"},
