@@ -34,6 +34,7 @@ KEYS = {
     "f6": "\x1b[17~",
     "f7": "\x1b[18~",
     "f8": "\x1b[19~",
+    "f9": "\x1b[20~",
     "f12": "\x1b[24~",
     **{f"ctrl+{c}": chr(ord(c) - 96) for c in "abcdefghijklmnopqrstuvwxyz"},
 }
