@@ -27,13 +27,14 @@ from coder_pair import coder_pair, larger_target, pure_target
 from common import MeasureError, Row, Target, arguments, machine, report, run_main, say
 from product import default_threads
 
+from cpuchat.costs.model import N_PAST, bytes_read
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.topology import instructions
 from cpuchat.measure.peak import measure as probe
 from cpuchat.models.kernels import instructions_used
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import bytes_per_token
+from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.options import CacheType, Kernels
 from tests.support.shapes import shape_of
@@ -118,7 +119,7 @@ def measure(name: str, file: Path, rounds: int, cpus: tuple[int, ...], repeats: 
         for side, one in ms.items():
             found[side].append(one)
             say(f"  round {number + 1}/{rounds} {name} {side}: " + ", ".join(f"{n}: {ms:.1f}" for n, ms in one.items()))
-    size = bytes_per_token(models["auto"].header)
+    size = bytes_read(model_work(models["auto"].header), 1, N_PAST)
     for model in models.values():
         model.free()
     for number in range(max(1, rounds - 1)):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.base.text import cut
+from cpuchat.costs.model import N_PAST, bytes_read
 from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import HeadSize, windows_of
@@ -18,7 +19,7 @@ from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, vocabulary
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
-from cpuchat.models.traffic import bytes_per_token, table_bytes
+from cpuchat.models.traffic import model_work, table_bytes
 from cpuchat.protocol.messages import LoadOptions
 
 # A template that writes any role verbatim supports system messages.
@@ -62,12 +63,12 @@ class Template(ModelData, frozen=True):
 class Inspection(ModelData, frozen=True):
     """The description of a model by its `header`.
 
-    `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` as of `traffic`;
-    `tables` are read one row at a time; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a
-    sliding window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the
-    largest number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none.
-    `head`: the size of the MTP head in it. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`,
-    both as of `support`."""
+    `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` of a plain pass
+    behind `N_PAST` tokens; `tables` are read one row at a time; `kv_per_token` what a token of context takes,
+    `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
+    state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
+    layers, in tokens, 0 for none. `head`: the size of the MTP head in it. `problem`: why the engine cannot run it, ""
+    when it can, and `scalar_types`, both as of `support`."""
 
     header: GGUFHeader
     kind: str
@@ -116,7 +117,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         kv_per_token=kv_per_token,
         kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
-        bytes_per_token=round(bytes_per_token(header)),
+        bytes_per_token=round(bytes_read(model_work(header), 1, N_PAST)),
         tables=table_bytes(header),
         experts=experts,
         head=fit.head_size(header, LoadOptions()),

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base.decoding import prepared
-from cpuchat.costs.model import ALIKE, BITS, N_PAST, by_type, bytes_read
+from cpuchat.costs.model import ALIKE, BITS, by_type
 from cpuchat.models import fit
 from cpuchat.models.engine_version import NO_FLASH_ATTENTION
 from cpuchat.models.file_names import without_prefix
@@ -37,11 +37,6 @@ _TABLE = re.compile(
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _DEFAULTS = EngineOptions()
-
-
-def bytes_per_token(header: GGUFHeader) -> float:
-    """Return the bytes that a plain pass behind `N_PAST` tokens reads."""
-    return bytes_read(model_work(header), 1, N_PAST)
 
 
 def model_work(

@@ -21,7 +21,6 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
 from cpuchat.models.fit import lazy_bytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as
-from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
@@ -126,7 +125,7 @@ def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
 def _tensors(model: Inspection) -> Rows:
     return [
         (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
-         f"{BY_NAME[kind.type].bits_per_weight:.4g} bits, {units.size(kind.nbytes)} "
+         f"{8 * kind.nbytes / max(kind.n_params, 1):.4g} bits, {units.size(kind.nbytes)} "
          f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)"
          f"{', no SIMD kernel on this CPU' if kind.type in model.scalar_types else ''}")
         for kind in model.tensors
@@ -508,7 +507,7 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
     for name in names:
         if (outcome := predictions.get(name)) is None:
             break
-        if isinstance(outcome, str) or outcome.forecast.lossy or outcome.forecast.file_size >= source_size:
+        if isinstance(outcome, str) or outcome.forecast.lossy or outcome.forecast.header.file_size >= source_size:
             continue
         if verdict(outcome.prediction) == "fits" and (outcome.prediction.low_tok_s or PACE) >= PACE:
             return name
@@ -547,7 +546,7 @@ def better_than(kind: QuantType, predictions: Mapping[str, TypePrediction | str]
     for better in TYPES[: TYPES.index(kind)]:
         other = predictions.get(better.name)
         if isinstance(other, TypePrediction) and (
-            other.here.ratio >= found.here.ratio and other.forecast.file_size <= found.forecast.file_size
+            other.here.ratio >= found.here.ratio and other.forecast.header.file_size <= found.forecast.header.file_size
         ):
             return better.name
     return ""
@@ -560,7 +559,7 @@ def quantize_row(kind: QuantType, predictions: Mapping[str, TypePrediction | str
     if isinstance(outcome, str):
         columns = ("", "", "impossible", "")
     elif outcome is not None:
-        columns = ("", size(outcome.forecast.file_size), fit(outcome.prediction), here(outcome.here))
+        columns = ("", size(outcome.forecast.header.file_size), fit(outcome.prediction), here(outcome.here))
     dim = bool(better) or isinstance(outcome, str)
     return ListRow(key=kind.name, name=f"{kind.name} · {about}", columns=columns, dim=dim)
 
@@ -572,13 +571,13 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
     if isinstance(outcome, str):
         return [("quality", kind.about), ("problem", clean_line(outcome))]
     forecast = outcome.forecast
-    smaller = source_size / max(forecast.file_size, 1)
+    smaller = source_size / max(forecast.header.file_size, 1)
     change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
     again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
     rows = [
         ("quality", kind.about),
         ("warning", again),
-        ("file", f"{size(forecast.file_size)}, {change}, {forecast.header.bits_per_weight:.2f} bits per weight"),
+        ("file", f"{size(forecast.header.file_size)}, {change}, {forecast.header.bits_per_weight:.2f} bits per weight"),
         *decision_rows(outcome.prediction),
         ("here", f"{here(outcome.here)} as fast as the source: {why_here(kind.tensor, outcome.here)}"),
     ]

@@ -33,7 +33,7 @@ from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import local_work
 from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
-from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
+from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.protocol.reasons import MATTERS
@@ -252,7 +252,7 @@ class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
 def max_read(target: GGUFHeader) -> float:
     """Return how many bytes a draft model may read for a token: a share of what the target reads. More never pays, even
     if four of five drafted tokens are accepted and verifying a second one costs only a twentieth of a pass."""
-    return _MAX_READ_SHARE * bytes_per_token(target)
+    return _MAX_READ_SHARE * bytes_read(model_work(target), 1, N_PAST)
 
 
 def candidates(

@@ -39,10 +39,6 @@ class GGMLType(NamedTuple):
     block: int
     nbytes: int
 
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.nbytes / self.block
-
 
 _TABLE = tuple(GGMLType(*row) for row in (
     (0, "F32", 1, 4), (1, "F16", 1, 2), (2, "Q4_0", 32, 18), (3, "Q4_1", 32, 20), (6, "Q5_0", 32, 22),

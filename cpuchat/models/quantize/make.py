@@ -79,7 +79,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
             )
         try:
             with part_of(job.out) as part:
-                check_space(part, forecast.file_size)
+                check_space(part, forecast.header.file_size)
                 request = msgspec.structs.replace(
                     quantize_request(source, job.type, job.matrices),
                     out=str(part), threads=threads, requantize=job.requantize or not forecast.lossy,
@@ -88,7 +88,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
                     await process.send(request)
                     await _follow(process, part, source, forecast, progress)
                 except CpuchatError:
-                    check_space(part, forecast.file_size)  # a full disk is the better explanation
+                    check_space(part, forecast.header.file_size)  # a full disk is the better explanation
                     raise
                 finally:
                     await process.end()  # before the file is deleted: it would create it again
@@ -121,7 +121,7 @@ async def _follow(
             begun.append(answer.name)
         if progress is None or not begun:
             continue
-        written, total = part.stat().st_size, forecast.file_size
+        written, total = part.stat().st_size, forecast.header.file_size
         elapsed = time.monotonic() - started
         has_begun = elapsed >= 1 and written >= max(total / 100, 1)  # before, nothing can be extrapolated
         progress(

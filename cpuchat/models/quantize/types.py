@@ -272,18 +272,14 @@ class QuantizeProcess(LineProcess[Answer]):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The file that `type` would give. `header` is its header, for predicting fit and speed.
+    """The file that `type` would give. `header` is its header, its size exact to a few hundred bytes.
 
-    `file_size` in bytes, exact to a few hundred. `lossy`: types of tensors that are already quantized below Q8_0 and
+    `lossy`: types of tensors that are already quantized below Q8_0 and
     would be quantized again."""
 
     type: QuantType
     header: GGUFHeader
     lossy: tuple[str, ...] = ()
-
-    @property
-    def file_size(self) -> int:
-        return self.header.file_size
 
 
 class SpeedHere(NamedTuple):
