@@ -308,7 +308,7 @@ class InferenceService:
         meter = conversation.meter if turn.slot == 0 else Meter()
         if meter is not conversation.meter:
             meter.observe(ModelLoaded(model=self.model), time.monotonic())
-        meter.expect(request.speculation)
+        meter.asked = request.speculation
         meter.request_started(time.monotonic())
         self._answers[turn.slot] = record, meter
         for one, _ in self._answers.values():

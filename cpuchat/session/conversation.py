@@ -116,11 +116,6 @@ class Conversation:
         self._name = ""
 
     @property
-    def busy(self) -> bool:
-        """Return whether a load or an answer is running."""
-        return self.activity.is_streaming
-
-    @property
     def model(self) -> ModelInfo | None:
         return self.backend.model
 
@@ -182,8 +177,8 @@ class Conversation:
 
     def figures(self) -> ChatFigures:
         """Return the current figures."""
-        if not self.busy:
-            self.meter.expect(self.speculation)
+        if not self.activity.is_streaming:
+            self.meter.asked = self.speculation
             if self.model is None:
                 self.meter.unloaded()
         figures = self.meter.figures(self.clock())
@@ -251,7 +246,7 @@ class Conversation:
             on_server = isinstance(path, ServerModel)
             self.tuned = None if on_server else await asyncio.to_thread(find_tuned, path)
             draft, note = await self._choose_draft(path, strict, calibrate != "never")
-            self.meter.expect(self.speculation)
+            self.meter.asked = self.speculation
             self.meter.load_started()
             recommending = None if on_server else asyncio.create_task(asyncio.to_thread(_recommended, path))
             while not self.activity.is_stopping:
@@ -381,7 +376,7 @@ class Conversation:
 
     async def stop(self) -> None:
         """Stop the load or answer that runs or is about to; its stream still ends with its final event."""
-        if self.busy or self.activity.now.runs:
+        if self.activity.is_streaming or self.activity.now.runs:
             self.activity.is_stopping = True
             if self.tools is not None:
                 self.tools.stop()
@@ -446,7 +441,7 @@ class Conversation:
         reach = await asyncio.to_thread(reach_of, model, self._memory_policy)
         if self.model is not model:
             return False
-        self.meter.predicted(reach)
+        self.meter.reach = reach
         return True
 
     @property
@@ -487,7 +482,7 @@ class Conversation:
         return self.library or Library(self.settings.model.folders)
 
     def _start_meter(self) -> None:
-        self.meter.expect(self.speculation)
+        self.meter.asked = self.speculation
         self.meter.request_started(self.clock())
 
 

@@ -217,8 +217,10 @@ class Meter:
         self._history: deque[float] = deque(maxlen=int(HISTORY_SECONDS * 1000 / SAMPLE_MS))
         self._phase: Phase = "idle"
         self._n_past: int | None = None
-        self._asked = Speculation()  # of the running or the next answer
-        self._reach = Reach()
+        self.asked = Speculation()
+        """How the running or the next answer is drafted."""
+        self.reach = Reach()
+        """What the cores of the loaded model reach by the newest measurement, on which the ceilings rest."""
         self._best_prefill: float | None = None  # tok/s since the model was loaded
         self._machine: MachineSample | None = None
         self._model: ModelInfo | None = None
@@ -249,14 +251,6 @@ class Meter:
         self._figures_at = (0, 0.0)  # tokens, and ms of decoding
         self._evaluated: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
         self._average = SampleAverage()
-
-    def expect(self, speculation: Speculation) -> None:
-        """Set how the next answer (or the one that begins) is drafted."""
-        self._asked = speculation
-
-    def predicted(self, reach: Reach) -> None:
-        """Set what the cores of the loaded model reach by the newest measurement, which the ceilings rest on then."""
-        self._reach = reach
 
     def machine(self, sample: MachineSample) -> None:
         """Record a sample of the counters (hardware.monitor); a few times a second is enough."""
@@ -353,7 +347,7 @@ class Meter:
         self._model, self._reported = model, set()
         if model is not None:
             self._timings = None
-        self._best_prefill, self._reach = None, Reach()
+        self._best_prefill, self.reach = None, Reach()
         self._reset_drafting()
 
     @property
@@ -393,7 +387,7 @@ class Meter:
 
     def prefill_s(self, n_tokens: int) -> float | None:
         """Return about how many seconds the loaded model needs to read that many tokens; None when it is not known."""
-        rate = self._best_prefill or self._reach.compute_tok_s
+        rate = self._best_prefill or self.reach.compute_tok_s
         return n_tokens / rate if rate else None
 
     def _prefilled(self, n_tokens: int, tok_s: float | None) -> None:
@@ -518,7 +512,7 @@ class Meter:
             failed=self._failed,
             drafting=drafting(
                 self._model,
-                self._asked,
+                self.asked,
                 self._figures,
                 *self._figures_at,
                 decode if live is None else live,
@@ -549,7 +543,7 @@ class Meter:
         machine = self._machine
         if self._timings is not None and machine is not None:
             machine = self._average.sample(machine)
-        return roofline(self._model, now, machine, self._average.joules_per_token, self._reach)
+        return roofline(self._model, now, machine, self._average.joules_per_token, self.reach)
 
     def _hides(self, figure: str) -> bool:
         return self._model is not None and figure in dict(self._model.unreported)

@@ -80,7 +80,7 @@ async def test_a_message_that_cannot_be_saved_is_not_sent() -> None:
         with pytest.raises(ChatsError, match="disk is full"):
             await everything(core.send(LONG))
         assert [m.role for m in core.messages] == ["user", "assistant"]
-        assert not core.busy
+        assert not core.activity.is_streaming
 
 
 async def test_the_event_loop_runs_while_another_program_locks_the_file() -> None:
@@ -162,7 +162,7 @@ async def test_another_instance_that_changes_the_chat_of_an_answer_is_noticed(is
                     else:
                         other.history.store.add_message(core.chat.id, "user", "me too")
                     gate.open()
-        assert not core.busy
+        assert not core.activity.is_streaming
         if is_deleted:
             assert other.history.store.chats() == []
         else:

@@ -59,7 +59,7 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     loaded = with_peak(model, POLICY)
     meter = Meter()
     meter.observe(ModelLoaded(model=loaded), 0.0)
-    meter.predicted(reach_of(model, POLICY))
+    meter.reach = reach_of(model, POLICY)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
     panel = meter.figures().roofline
     summary = roofline_json(after_answer(loaded, timings, reach_of(model, POLICY)))

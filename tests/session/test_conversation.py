@@ -130,7 +130,7 @@ async def test_a_stop_while_the_message_is_stored_is_heard(tiny_model: Path, sha
     async with conversation(tiny_model, max_tokens=0, backend=shared) as core:
         for stream in (core.send, core.edit):
             answering = asyncio.create_task(everything(stream("hello")))
-            while not core.busy:
+            while not core.activity.is_streaming:
                 await asyncio.sleep(0)
             await core.stop()
             events = await answering
@@ -145,7 +145,7 @@ async def test_stop_keeps_what_was_said(anywhere: Source, shared: SwitchingBacke
                 await core.stop()
         assert core.messages[-1].content
         assert core.messages[-1].stop_reason == "cancelled"
-        assert not core.busy
+        assert not core.activity.is_streaming
 
 
 async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Path) -> None:
@@ -174,7 +174,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(
         request = Generate(prompt="Once upon a time", max_tokens=7)
         stream = core.generate_detached(request)
         events = [await anext(stream)]
-        assert core.busy
+        assert core.activity.is_streaming
         with pytest.raises(UsageError, match="still being loaded or measured"):
             await anext(core.send("more"))
         events += await everything(stream)
@@ -199,7 +199,7 @@ async def test_a_stop_is_heard_however_early_in_a_load(anywhere: Source, shared:
     async with conversation(anywhere, backend=shared) as core:
         for steps in range(4):
             loading = asyncio.create_task(everything(core.load_model(anywhere)))
-            while not core.busy:
+            while not core.activity.is_streaming:
                 await asyncio.sleep(0)
             for _ in range(steps):
                 await asyncio.sleep(0)

@@ -102,12 +102,12 @@ class RunningApp:
 
     async def loaded(self, times: int) -> tuple[Any, Any]:
         """Wait until so many loads were asked for and nothing runs; return file and options of the last."""
-        await self.until(lambda: len(self.backend.loads) == times and not self.chat.busy)
+        await self.until(lambda: len(self.backend.loads) == times and not self.chat.session.busy)
         return self.backend.loads[-1]  # type: ignore[no-any-return]
 
     async def ready(self) -> None:
         """Wait until the first model is loaded and nothing runs."""
-        await self.until(lambda: self.backend.model is not None and not self.chat.busy)
+        await self.until(lambda: self.backend.model is not None and not self.chat.session.busy)
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -137,7 +137,7 @@ class RunningApp:
         if text.strip():
             await self.until(lambda: self._taken(text) or len(self.notices) > told)
         if wait:
-            await self.until(lambda: not self.chat.busy)
+            await self.until(lambda: not self.chat.session.busy)
 
     async def run(self, command: str) -> None:
         """Type a command, and press Enter."""
@@ -165,7 +165,7 @@ class RunningApp:
 
     async def idle(self, requests: int = 0) -> None:
         """Wait until nothing runs, and so many requests were made."""
-        await self.until(lambda: len(self.backend.requests) >= requests and not self.chat.busy)
+        await self.until(lambda: len(self.backend.requests) >= requests and not self.chat.session.busy)
 
     async def confirm(self) -> None:
         """Answer the question that opens with yes."""

@@ -98,7 +98,7 @@ def loaded(**changes: object) -> list[Event]:
 
 def meter_after(*events: Event, speculation: Speculation = DRAFTERS) -> Meter:
     meter = Meter()
-    meter.expect(speculation)
+    meter.asked = speculation
     for number, event in enumerate(events):
         meter.observe(event, float(number))
     return meter

@@ -194,7 +194,7 @@ def test_the_time_left_for_a_prompt_counts_on_slower_tokens_later(per_token, per
 
 def test_the_time_left_for_a_prompt_falls_between_two_batches():
     meter = Meter()
-    meter.predicted(Reach(compute_tok_s=100.0))
+    meter.reach = Reach(compute_tok_s=100.0)
     meter.request_started(0.0)
     meter.observe(PrefillProgress(request_id=1, processed=0, total=2000, cache_n=0), 0.0)
     assert [meter.figures(now).prefill_left_s for now in (0.0, 5.0, 90.0)] == [20, 15, 1]  # predicted

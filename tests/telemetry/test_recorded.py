@@ -33,7 +33,7 @@ def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, ChatFigures, 
     as on a machine without L3, where the bandwidth, probed under other load, is far too low for what was read."""
     recorded = msgspec.json.decode(file.read_bytes(), type=Recorded)
     meter, model, answering = Meter(), None, False
-    meter.expect(recorded.speculation)
+    meter.asked = recorded.speculation
     for at, event in recorded.events:
         if isinstance(event, ModelLoaded):
             if not cached:

@@ -183,7 +183,7 @@ def written(meter: Meter, tok_s: float, seconds: float, start: int = 0) -> None:
 
 def started(model: ModelInfo = MODEL, prompt: int = 100) -> Meter:
     meter = Meter()
-    meter.expect(Speculation(drafters=("draft",)))
+    meter.asked = Speculation(drafters=("draft",))
     meter.observe(ModelLoaded(model=model), 0.0)
     meter.request_started(0.0)
     meter.observe(PrefillProgress(request_id=1, processed=prompt, total=prompt, cache_n=0), 0.5)

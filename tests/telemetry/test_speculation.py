@@ -29,7 +29,7 @@ FIGURES = SpeculationFigures(
 
 def started(asked: Speculation = ASKED) -> Meter:
     meter = Meter()
-    meter.expect(asked)
+    meter.asked = asked
     meter.request_started(0.0)
     return meter
 
@@ -84,7 +84,7 @@ def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
 
 def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_better() -> None:
     meter = Meter()
-    meter.expect(ASKED)
+    meter.asked = ASKED
     meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, pass_ms=(50.0, 60.0))), 0.0)
     assert meter.figures().drafting.plain_tok_s.value == pytest.approx(20)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
@@ -93,7 +93,7 @@ def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_bette
 
 def test_a_model_that_cannot_take_back_says_so_before_its_first_answer() -> None:
     meter = Meter()
-    meter.expect(ASKED)
+    meter.asked = ASKED
     off = DraftsOff("model", note="this model cannot take back a token")
     meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, drafts_off=off)), 0.0)
     assert meter.figures().drafting.off == off

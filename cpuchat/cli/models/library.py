@@ -28,7 +28,7 @@ from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.inspect import inspect
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library, as_typed, is_named, short_specs, specs_of
-from cpuchat.models.library.places import PLACES, LocalModel, grouped, shown_name, unavailable
+from cpuchat.models.library.places import LocalModel, grouped, place_of, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import estimate_local
@@ -179,7 +179,7 @@ def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None
     tuned = TunedMachine(chosen, machine)
     every = Library(chosen.model.folders).local_models()
     known = dict(zip((model.path for model in every), short_specs(every), strict=True))
-    groups = grouped([one for one in every if is_named(one, [word.lower() for word in words], _place(one))])
+    groups = grouped([one for one in every if is_named(one, [word.lower() for word in words], place_of(one))])
     if sort:
         groups = [[model] for model in sorted(chain(*groups), key=_ORDERS[sort], reverse=True)]
     found = [*chain(*groups)]
@@ -218,10 +218,6 @@ def _remark(model: LocalModel) -> str:
     return f"{file}: {why}{todo}" if model.state in ("damaged", "unsupported") else ""
 
 
-def _place(model: LocalModel) -> str:
-    return PLACES.get(model.source) or paths.shown(model.path.parent)
-
-
 def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     """Return what `_HEADINGS` stand over."""
     is_sound = model.damaged is None
@@ -233,7 +229,7 @@ def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ..
         verdict(expected) or model.state,
         rate(model.measured_tok_s) if model.measured_tok_s else predicted,
         spec,
-        _place(model),
+        place_of(model),
         time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
         f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
         paths.shown(model.path),

@@ -229,11 +229,16 @@ def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
     for group in groups:
         group.sort(key=lambda model: (-model.size, model.alias, model.path.name))
 
-    def place(group: list[LocalModel]) -> tuple[object, ...]:
+    def order(group: list[LocalModel]) -> tuple[object, ...]:
         one, name = group[0], shown_name(group).rpartition("/")[2]
         return bool(one.damaged), only_drafts(one), one.source == "demo", natural(name), natural(one.path.stem)
 
-    return sorted(groups, key=place)
+    return sorted(groups, key=order)
+
+
+def place_of(model: LocalModel) -> str:
+    """Return where a model is kept: its folder, or the program that keeps it."""
+    return PLACES.get(model.source) or paths.shown(model.path.parent)
 
 
 def natural(name: str) -> list[tuple[bool, float, str]]:

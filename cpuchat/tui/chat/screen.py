@@ -10,7 +10,6 @@ from textual import on, work
 from textual.app import ComposeResult, ScreenStackError
 from textual.containers import Horizontal
 from textual.widgets import Input
-from textual.worker import Worker
 
 from cpuchat.config.servers import Source
 from cpuchat.models.gguf.header import known_as
@@ -91,9 +90,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     def _start(self) -> None:
         collect_garbage()
         if self._initial_model is not None:
-            self.load_model(self._initial_model)
+            self.session.load(self._initial_model)
         if self._unsent_in and not self._composer.text:
-            self.open_chat(self._unsent_in)
+            self.commands.open(self._unsent_in)
             self.tell("Opened the chat with your unsent message. Ctrl+N starts a new one.")
         for name, server in self.services.tool_servers.items():
             self.commands.start_server(name, server)
@@ -109,17 +108,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         await self.reader.close()
 
     # What others need of the chat
-
-    @property
-    def busy(self) -> bool:
-        return self.session.busy
-
-    def load_model(self, path: Source) -> None:
-        self.session.load(path)
-
-    def open_chat(self, chat_id: str, message_id: int = 0) -> Worker[None] | None:
-        """Show a stored chat, from `message_id` unless 0; returns the worker that does."""
-        return self.commands.open(chat_id, message_id)
 
     async def finish(self) -> None:
         """Stop what runs; return when its last text is shown and stored."""
@@ -296,7 +284,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             return not self.has_class("-presenting")
         if action == "stop" and self._composer.is_mounted:
             away = self.focused is not self._composer
-            active = self.busy or self.reader.busy or self._composer.editing is not None or bool(self.session.queue)
+            active = (
+                self.session.busy or self.reader.busy or self._composer.editing is not None or bool(self.session.queue)
+            )
             over = self._composer.offers_completions or self.has_class("-chats-over")
             return True if active or away or over else None
         return True
@@ -364,4 +354,4 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             self._pane.show_welcome()
         self.figures.show()
         if needs_reload(before, result) and (path := await self.commands.confirms_reload()):
-            self.load_model(path)
+            self.session.load(path)

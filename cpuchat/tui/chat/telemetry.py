@@ -187,7 +187,7 @@ class LiveFigures:
         if (session := self._services.session).activity is Activity.LOADING:  # its files are looked for, before it is
             figures = replace(figures, phase="loading", on_server=isinstance(session.source, ServerModel))
         drafting = figures.drafting
-        if not conversation.busy and not figures.on_server:  # it tells of the next answer
+        if not conversation.activity.is_streaming and not figures.on_server:  # it tells of the next answer
             drafting = replace(drafting, wanted=bool(conversation.speculation.drafters))
         self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, drafting)
         memory = None if pid is None else process_memory(pid)

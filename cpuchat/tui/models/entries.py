@@ -25,7 +25,7 @@ from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import MAX_BELOW, is_named
-from cpuchat.models.library.places import PLACES, STORES, LocalModel, grouped, only_drafts, shown_name
+from cpuchat.models.library.places import PLACES, STORES, LocalModel, grouped, only_drafts, place_of, shown_name
 from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
@@ -252,11 +252,11 @@ def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry
     for group in groups:
         over = shown_name(group)
         over = over if alike[over] == 1 or len(group) > 1 else without_quantization(known_as(group[0].path))
-        is_scattered = len({*map(place, group)}) > 1
+        is_scattered = len({*map(place_of, group)}) > 1
         for model in group:
             name = model.alias if model.source == "ollama" else known_as(model.path)
             names = (name, over) if len(group) > 1 else (over, "")
-            tag = place(model) if is_scattered else ""
+            tag = place_of(model) if is_scattered else ""
             found.append((model, ModelListEntry(f"local {model.path}", model, tag, *names)))
             looks.setdefault((*names, model.quantization), []).append(model)
     named = [(model, entry) for model, entry in found if is_named(model, words, _STORE_WORDS.get(model.source, ""))]
@@ -269,13 +269,8 @@ def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry
 
 def _apart(model: LocalModel, same: list[LocalModel]) -> str:
     """Return what tells `model` from others that look the `same`: who published it, else where it is."""
-    tells = (lambda one: one.repo.partition("/")[0], place, lambda one: paths.shown(one.path.parent))
+    tells = (lambda one: one.repo.partition("/")[0], place_of, lambda one: paths.shown(one.path.parent))
     return next((tell(model) for tell in tells if len({*map(tell, same)}) == len(same)), paths.shown(model.path))
-
-
-def place(model: LocalModel) -> str:
-    """Return where a model is kept: its folder, or the program that keeps it."""
-    return PLACES.get(model.source) or paths.shown(model.path.parent)
 
 
 _STORE_WORDS = {"huggingface": "Hugging Face HF cache", "ollama": "Ollama", "lmstudio": "LM Studio lmstudio"}
@@ -528,7 +523,7 @@ def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *mo
 def title(subject: Subject) -> str:
     match subject:
         case LocalModel() as model:
-            return f"{model.alias if model.source == 'ollama' else known_as(model.path)} · {place(model)}"
+            return f"{model.alias if model.source == 'ollama' else known_as(model.path)} · {place_of(model)}"
         case CatalogModel(name=name) | FoundRepository(id=name):
             return name
         case Download(order=order):

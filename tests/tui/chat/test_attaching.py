@@ -86,7 +86,7 @@ async def test_what_would_be_sent_is_named_with_its_tokens_and_the_wait_for_it()
         assert "to read" not in app.screen_text  # before the speed is known
         await app.write("What is a @property?")
         await app.until(lambda: "Message · " not in app.screen_text)
-        app.conversation.meter.predicted(Reach(compute_tok_s=30.0))
+        app.conversation.meter.reach = Reach(compute_tok_s=30.0)
         await app.write("some words " * 40)
         await app.shows("Message · ≈126 tokens · ≈4 s to read")
         await app.send("First")

@@ -182,7 +182,7 @@ async def test_what_was_found_is_shown_on_its_branch() -> None:
 async def test_a_dialog_over_a_long_chat_is_freed() -> None:
     async with loaded(prepare=long_chat) as app:
         (chat,) = app.conversation.history.store.chats()
-        app.chat.open_chat(chat.id, 2)
+        app.chat.commands.open(chat.id, 2)
         await app.until(lambda: len(app.conversation.messages) > 20 and app.transcript.up_to_date)
         await app.app.push_screen(ConfirmScreen("Title", "Question?", "Yes", "No"))
         dialog = weakref.ref(app.app.screen)

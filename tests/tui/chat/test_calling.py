@@ -44,7 +44,7 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
         await app.until(lambda: isinstance(app.app.screen, CallScreen) and "text: a text" in app.screen_text)
         assert "one line of the chat" in app.screen_text
         await app.press("enter")  # refusing has the focus
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         lines = [line.strip() for line in calls().splitlines()]
         assert "▸ look(path: notes.md) · 1 line (F7)" in lines
         assert lines.index("I will look.") < lines.index("It says: the content.")
@@ -55,7 +55,7 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
         assert [message.role for message in backend.requests[1].messages[1:]] == ["assistant", "tool", "tool"]
         chat = app.open_chat
         app.chat.commands.new_chat()
-        app.chat.open_chat(chat.id)
+        app.chat.commands.open(chat.id)
         await app.until(lambda: "│ seen" in calls())
         await app.send("And now?")
         assert len(backend.requests[2].messages) == 6
@@ -68,7 +68,7 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         await app.send("What is in it?", wait=False)
         await asked(app)
         await app.press("ctrl+c")
-        await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
+        await app.until(lambda: not app.chat.session.busy and app.app.screen is app.chat)
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
         await app.chat.session.end_server("noise")
         await app.until(lambda: "tool" not in app.status)

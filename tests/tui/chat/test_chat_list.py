@@ -35,10 +35,10 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
     async with running(backend, prepare=three_chats) as app:
         await app.until(gate.reached.is_set)
         regex, toml, _ = sorted(app.conversation.history.store.chats(), key=lambda chat: chat.title)
-        app.chat.open_chat(regex.id)
+        app.chat.commands.open(regex.id)
         await app.until(lambda: app.contents() == ["About Regex for dates"])
         await app.send("Queued here", wait=False)
-        app.chat.open_chat(toml.id)  # what is queued stays with its chat
+        app.chat.commands.open(toml.id)  # what is queued stays with its chat
         await app.until(lambda: app.contents() == ["About TOML schema"])
         assert app.prompt.text == "" and any("not sent" in notice for notice in app.notices)
         await app.press("f4")  # a message can be edited meanwhile, and be sent when the model is there
@@ -47,7 +47,7 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
         gate.open()
         await app.idle(1)
         assert [content for _, content in app.stored()] == ["About TOML schema?", "Hello there."]
-        app.chat.open_chat(regex.id)
+        app.chat.commands.open(regex.id)
         await app.until(lambda: app.prompt.text == "Queued here")
 
 
@@ -101,7 +101,7 @@ async def test_chats_are_searched_opened_and_left_and_the_open_one_is_marked() -
         await app.press("ctrl+n")
         await app.count_up_to(gate)
         assert marked(app) == "Count"
-        app.chat.open_chat(app.conversation.history.store.chats()[-1].id)
+        app.chat.commands.open(app.conversation.history.store.chats()[-1].id)
         await app.opens(ReadingScreen)
         await app.shows("answer being written · Count")
         assert app.contents()[0] == "Count"
@@ -140,7 +140,7 @@ async def test_a_chat_that_another_window_changed_is_loaded_again_and_the_text_s
         other.add_message(app.open_chat.id, "user", "From the other window")
         other.close()
         await app.run("More")
-        await app.until(lambda: len(app.transcript.messages) == 4 and not app.chat.busy)
+        await app.until(lambda: len(app.transcript.messages) == 4 and not app.chat.session.busy)
         assert app.prompt.text == "More"
         shown = app.contents()
         assert shown[:3] == ["Hello", "Hello there.", "From the other window"]
@@ -164,7 +164,7 @@ def two_chats(conversation: Conversation) -> None:
 
 async def open_chat(app: RunningApp, title: str) -> None:
     chats = app.conversation.history.store.chats()
-    await app.chat.open_chat(next(chat.id for chat in chats if chat.title == title)).wait()
+    await app.chat.commands.open(next(chat.id for chat in chats if chat.title == title)).wait()
     await app.pilot.pause()
 
 

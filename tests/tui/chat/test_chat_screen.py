@@ -131,16 +131,16 @@ async def test_a_failed_load_says_why_and_gives_way_to_the_model_before() -> Non
 
         noted = [ModelLoaded(model=msgspec.structs.replace(MODEL, notes=(note,)))]
         backend.load_steps = noted
-        app.chat.load_model(Path(MODEL.path))
+        app.chat.session.load(Path(MODEL.path))
         await app.told(note)
         await app.ready()
         gate = Gate()
         backend.load_steps = [gate, Failed(code="model_unsupported", message="Unknown: lhama.")]
-        app.chat.load_model(Path("/models/other.gguf"))
+        app.chat.session.load(Path("/models/other.gguf"))
         await app.until(gate.reached.is_set)
         backend.load_steps = noted
         gate.open()
-        await app.until(lambda: len(backend.loads) == 4 and not app.chat.busy)
+        await app.until(lambda: len(backend.loads) == 4 and not app.chat.session.busy)
         assert "Unknown: lhama." in app.contents()[-1] and app.transcript.messages[-1].title == "Not loaded"
         assert app.conversation.model is not None and app.chat.session.source == Path(MODEL.path)
         assert app.notices.count(note) == 1
@@ -325,11 +325,11 @@ async def test_enter_in_an_empty_chat_downloads_what_suits_this_machine_and_then
         lines = app.screen_text.splitlines()
         assert left == [line.index("1      What can you do?") for line in lines if "What can" in line]  # nothing jumps
         await app.press("space", "enter")  # blank
-        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.session.busy)
         assert not app.prompt.text
         assert "Open a-model" not in app.screen_text and OF_OTHERS[1] in app.screen_text
         await app.press("enter")
-        assert not app.chat.busy and not app.conversation.messages
+        assert not app.chat.session.busy and not app.conversation.messages
 
 
 async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,14 +353,14 @@ async def test_an_own_model_that_was_not_loaded_is_named_and_the_next_best_is_of
     backend = ScriptedBackend(load_steps=[Failed(code="model_damaged", message="Not a GGUF file: bad magic.")])
     async with running(backend, model=None) as app:
         app.app.services.describe_machine = describe
-        app.chat.load_model(Path("/models/broken.gguf"))
+        app.chat.session.load(Path("/models/broken.gguf"))
         await app.shows("broken was not loaded: Not a GGUF file: bad magic.", "Enter  Open tiny")
         assert not app.transcript.has_messages and seen[-1] == {Path("/models/broken.gguf")}
         await app.press("ctrl+n")
         await app.shows("broken was not loaded")
         backend.load_steps = [ModelLoaded(model=MODEL)]
         await app.press("enter")
-        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.session.busy)
         await app.shows(OF_OTHERS[1])
         assert "was not loaded" not in app.screen_text
 
@@ -449,7 +449,7 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         await app.press("x")  # the digit was meant
         assert app.prompt.text == "2x"
         await app.press("backspace", "backspace", "4", "enter")
-        await app.until(lambda: len(app.conversation.messages) == 2 and not app.chat.busy)
+        await app.until(lambda: len(app.conversation.messages) == 2 and not app.chat.session.busy)
         assert app.conversation.messages[0].content == OF_OTHERS[3]
         assert OF_OTHERS[0] not in app.screen_text
         await app.press("4")

@@ -31,7 +31,7 @@ async def filled(app: RunningApp) -> None:
 async def summarized(app: RunningApp) -> None:
     n_system = sum(role == "system" for role, _ in app.stored())
     await app.run("/compact")
-    await app.until(lambda: sum(role == "system" for role, _ in app.stored()) > n_system and not app.chat.busy)
+    await app.until(lambda: sum(role == "system" for role, _ in app.stored()) > n_system and not app.chat.session.busy)
 
 
 async def test_a_full_chat_is_summarized_and_remembers_it() -> None:

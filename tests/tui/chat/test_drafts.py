@@ -109,7 +109,7 @@ async def test_marks_are_switched_with_a_key_remembered_and_those_of_the_last_an
             ids.append(app.conversation.chat.id if app.conversation.chat else "")
             await app.press("ctrl+n")
         for chat_id, is_marked in zip(ids, (False, True, True), strict=True):
-            await app.chat.open_chat(chat_id).wait()
+            await app.chat.commands.open(chat_id).wait()
             await app.shows("bold")
             assert ("proposed by" in app.screen_text) == is_marked
     assert settings.load().ui.color_drafts
@@ -125,7 +125,7 @@ async def test_a_draft_model_is_loaded_beside_the_model_or_left_out_where_it_is_
         assert [(path, options.draft_path) for path, options in backend.loads] == [(target, str(draft)), (target, "")]
         assert any("without the draft model draft-F32" in n and "9 GB" in n for n in app.notices)
         app.conversation.settings.speculation.draft_model = "/nowhere/draft.gguf"
-        app.chat.load_model(target)
+        app.chat.session.load(target)
         await app.told("nowhere")
         await app.ready()
         assert backend.loads[-1][1].draft_path == ""
@@ -139,7 +139,7 @@ async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_doe
         await app.pilot.pause()
         await app.press("ctrl+s")
         await app.confirm()
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.session.busy)
         assert app.conversation.settings.speculation.draft_model == "none"
         await app.press("f2")
         await app.until(lambda: app.app.screen.query("#row-speculation-depth"))

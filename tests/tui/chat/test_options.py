@@ -101,7 +101,7 @@ async def test_what_a_new_system_prompt_costs_is_said_and_the_next_chat_begins_a
         assert "▸ System prompt: Be brief. · 1 line (F7)" in app.screen_text
         assert app.prompt.border_title == "Message"
 
-        app.conversation.meter.predicted(Reach(compute_tok_s=100.0))
+        app.conversation.meter.reach = Reach(compute_tok_s=100.0)
         app.chat.query_one(ChatTranscript).focus()
         await app.press(*"kkkkk", "f4")  # at the system prompt F4 edits it, and not the last question
         await app.opens(ChatOptionsScreen)
@@ -159,22 +159,22 @@ async def test_another_context_loads_the_model_again_and_one_that_cannot_be_keep
         await form.put("engine.ctx", 4096)
         await form.put("chat.when_full", "stop")
         await form.save()
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.session.busy)
         await app.send("First")
         assert app.open_chat.when_full == "stop" and app.open_chat.own == {"engine.ctx": 4096}
         chat_id = app.open_chat.id
         await app.press("ctrl+n")  # whose first message has the model loaded as the settings say
         assert len(app.backend.loads) == 2 and "0/8k ctx" in app.status
         await app.send("Second")
-        await app.chat.open_chat(chat_id).wait()
+        await app.chat.commands.open(chat_id).wait()
         await app.press("ctrl+r")
-        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
+        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.session.busy)
         app.backend.die()  # which would start again as it was
         await app.press("ctrl+n")
         await app.send("Third")
-        await app.chat.open_chat(chat_id).wait()
+        await app.chat.commands.open(chat_id).wait()
         await app.run("/compact")
-        await app.until(lambda: len(app.backend.requests) == 5 and not app.chat.busy)
+        await app.until(lambda: len(app.backend.requests) == 5 and not app.chat.session.busy)
         assert [options.n_ctx for _, options in app.backend.loads] == [0, 4096, 0, 4096, 0, 4096]
         form = await opened(app)
         assert form.shown("chat.when_full") == ("stop", "this chat")

@@ -57,9 +57,9 @@ async def test_a_model_file_that_is_dropped_on_the_prompt_is_loaded_and_a_questi
         await app.press("enter")
         assert app.prompt.text and app.chat.session.source != tiny_model and not app.chat.session.queue  # not yet
         await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         await app.press("enter")
-        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.busy)
+        await app.until(lambda: app.chat.session.source == tiny_model and not app.chat.session.busy)
         assert not app.prompt.text
         asked = f"Why is {tiny_model} damaged? {tiny_model.parent / 'no-such.gguf'}"
         await app.send(asked)

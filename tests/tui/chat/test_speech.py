@@ -29,9 +29,9 @@ async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch
         await app.until(lambda: settings.load().speech.answers)
         await app.count_up_to(gate)
         await app.until(lambda: program.seconds() > 1)
-        assert app.chat.busy and not app.conversation.logs_speed  # the answer is not complete
+        assert app.chat.session.busy and not app.conversation.logs_speed  # the answer is not complete
         gate.open()
-        await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
+        await app.until(lambda: not app.chat.session.busy and not app.chat.reader.busy)
         heard = program.seconds()
         assert 3 < heard < 12
         assert np.sqrt(np.mean(program.samples**2)) > 0.02

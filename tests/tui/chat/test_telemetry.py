@@ -98,7 +98,7 @@ def test_no_row_moves_during_a_whole_answer(what: str, size: tuple[int, int]) ->
         answer += [event, drafted(DRAFTING, n + 2)] if n % 20 == 0 else [event]
     finished = msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING, draft_n=470)
     answer += [drafted(REFUSED, 240), msgspec.structs.replace(FINISHED, timings=finished)]
-    meter.expect(Speculation(drafters=("suffix", "draft")))
+    meter.asked = Speculation(drafters=("suffix", "draft"))
     labels = (*LABELS, "answer", "prefill", "acceptance  ", "per pass", "bandwidth", "limit", "private mem")
     for n, event in enumerate(answer):
         meter.observe(event, n / 10)

@@ -22,12 +22,12 @@ async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
         await app.paste(LONG)
     async with loaded() as app:
         assert app.prompt.text == "of a new chat: [Pasted text 1: 60 lines] "
-        app.chat.open_chat(first.id)
+        app.chat.commands.open(first.id)
         await app.until(lambda: app.prompt.text == "after the first")
         await app.press("ctrl+n")
         await app.until(lambda: app.prompt.text.startswith("of a new chat"))
         await app.press("enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        await app.until(lambda: app.backend.requests and not app.chat.session.busy)
         assert app.conversation.messages[0].attachments == (
             Attachment(mark="[Pasted text 1: 60 lines]", title="Pasted text 1", text=LONG),
         )
@@ -61,7 +61,7 @@ async def test_an_edit_that_another_chat_interrupts_is_a_draft() -> None:
         await app.until(lambda: app.prompt.text == "Hello")
         await app.press(*", you", "ctrl+n")
         await app.until(lambda: not app.prompt.text)
-        app.chat.open_chat(chat.id)
+        app.chat.commands.open(chat.id)
         await app.until(lambda: app.prompt.text == "Hello, you")
         await app.press("f4")
         await app.until(lambda: app.prompt.text == "Hello")
@@ -93,7 +93,7 @@ async def test_a_queued_message_is_a_draft_after_a_kill() -> None:
         app.conversation.history.drafts.save()  # what a kill now leaves
         assert app.conversation.history.drafts.take() == {app.open_chat.id: ("And then?\nAnd", {})}
         gate.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
 
 
 async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None:
@@ -104,9 +104,9 @@ async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None
         await app.until(gate.reached.is_set)
         await app.write("the next question")
         gate.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         await app.press("ctrl+r")
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         assert "the next question" in app.prompt.text
 
 

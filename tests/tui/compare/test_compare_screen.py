@@ -278,7 +278,7 @@ async def test_a_comparison_is_kept_with_its_agreement_and_opens_again() -> None
     async with comparing() as app:
         await app.done()
         await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat and not app.chat.busy)
+        await app.until(lambda: app.app.screen is app.chat and not app.chat.session.busy)
         more = scripted()
         sides = list(more)
         app.app.services.new_backend = lambda: more.pop(0)
@@ -286,7 +286,7 @@ async def test_a_comparison_is_kept_with_its_agreement_and_opens_again() -> None
         (chat,) = store.chats()
         assert chat.title.startswith("Q8_0 against Q4_K_M: Why does a CPU")
         await app.until(lambda: app.chat.query_one(Chats).option_count)
-        app.chat.open_chat(chat.id)
+        app.chat.commands.open(chat.id)
         await app.opens(CompareScreen)
         await app.shows("sets the pace.", "is the limit")
         assert not sides[0].loads

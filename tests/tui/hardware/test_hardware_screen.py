@@ -107,7 +107,7 @@ async def test_m_measures_now_and_shows_how_far_it_is(tmp_path: Path) -> None:
             await app.until(lambda step=step: f"measuring {step}" in app.screen_text)
             reader.gate.release()
         await app.until(lambda: "80 % of the theoretical peak" in app.screen_text)
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         await app.until(lambda: "measured: 367 GB/s, undisturbed" in app.screen_text)
         assert "all 32 cores   367 GB/s █" in app.screen_text and "measuring" not in app.screen_text
         await app.press("pagedown")
@@ -126,7 +126,7 @@ async def test_esc_stops_measuring_and_an_answer_goes_first(tmp_path: Path) -> N
         assert "You can change the placement when the bandwidth is measured (Esc stops it)." in app.notices
         await app.press("escape")
         reader.gate.release()
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         await app.until(lambda: "not measured: press m" in app.screen_text)
         assert app.app.screen is screen
         await app.press("escape")

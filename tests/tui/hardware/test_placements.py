@@ -56,7 +56,7 @@ async def test_cores_of_the_settings_that_no_placement_has_are_listed_and_taken_
         assert said(screen) == "Already in use."
         for keys, cores in ((("up",) * 2, "auto"), (("down",), "2/l3"), (("down",), "l3:0-3")):
             await app.press(*keys, "enter")
-            await app.until(lambda cores=cores: not app.chat.busy and settings.load().engine.cores == cores)
+            await app.until(lambda cores=cores: not app.chat.session.busy and settings.load().engine.cores == cores)
             await app.until(lambda: said(screen) == "Applied.")
         assert "● cores l3:0-3, memory auto  in use" in app.screen_text
 
@@ -67,13 +67,13 @@ async def test_a_placement_is_loaded_and_taken_back(tmp_path: Path) -> None:
     async with running(backend) as app:
         screen = await opened(app, FixtureReader(root))
         await app.press("down", "enter")
-        await app.until(lambda: not app.chat.busy and "Applied" in said(screen))
+        await app.until(lambda: not app.chat.session.busy and "Applied" in said(screen))
         assert [spec.cores for spec in backend.specs] == ["auto", "2/l3"]
         assert backend.requests == []
         await app.until(lambda: settings.load().engine.cores == "2/l3")
         assert "2 cores per L3 group  in use" in app.screen_text
         await app.press("up", "enter")
-        await app.until(lambda: len(backend.loads) == 3 and not app.chat.busy)
+        await app.until(lambda: len(backend.loads) == 3 and not app.chat.session.busy)
         await app.until(lambda: settings.load().engine.cores == "auto")
         assert backend.specs[2].cores == "auto"
         assert "all cores  in use" in app.screen_text
@@ -94,7 +94,7 @@ async def test_a_load_that_is_stopped_or_fails_goes_back(tmp_path: Path) -> None
         await app.press("enter")  # refused meanwhile
         backend.load_steps = loaded
         await app.press("escape")
-        await app.until(lambda: not app.chat.busy and "Cancelled" in said(screen))
+        await app.until(lambda: not app.chat.session.busy and "Cancelled" in said(screen))
         assert [spec.cores for spec in backend.specs] == ["auto", "2/l3", "auto"]
         assert app.conversation.model is not None and app.app.screen is screen
 
@@ -104,12 +104,12 @@ async def test_a_load_that_is_stopped_or_fails_goes_back(tmp_path: Path) -> None
         await app.until(gate.reached.is_set)
         backend.load_steps = loaded
         gate.open()
-        await app.until(lambda: not app.chat.busy and "The draft model was not loaded." in said(screen))
+        await app.until(lambda: not app.chat.session.busy and "The draft model was not loaded." in said(screen))
         assert app.conversation.model is not None and app.conversation.model.draft
 
         backend.bad_cores = "2/l3"
         await app.press("down", "enter")
-        await app.until(lambda: not app.chat.busy and "These cores cannot be used." in said(screen))
+        await app.until(lambda: not app.chat.session.busy and "These cores cannot be used." in said(screen))
         assert backend.specs[-1].cores == settings.load().engine.cores == "auto"
         assert app.conversation.settings.engine.cores == "auto" and app.conversation.model is not None
 
@@ -128,5 +128,5 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         screen = app.app.screen
         assert isinstance(screen, HardwareScreen)
         gate.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: not app.chat.session.busy)
         await app.until(lambda: screen.now.answered is not None and screen.now.answered.phase == "done")

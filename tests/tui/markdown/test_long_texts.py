@@ -128,6 +128,6 @@ async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) 
         await app.press("h", "i")
         assert app.prompt.text == "hi"
         gate.open()
-        await app.until(lambda: not app.chat.busy and app.transcript.up_to_date)
+        await app.until(lambda: not app.chat.session.busy and app.transcript.up_to_date)
         assert "end" in app.transcript.lines[-3].text + app.transcript.lines[-2].text
         assert len(re.findall("x", "".join(line.text for line in app.transcript.lines))) >= text.count("x")

@@ -50,7 +50,7 @@ async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositorySc
     """Open the screen and wait until the header of the marked model is read."""
     await app.ready()
     screen = RepositoryScreen(app.app.services, repo, **more)
-    app.app.push_screen(screen, lambda path: app.chat.load_model(path) if path is not None else None)
+    app.app.push_screen(screen, lambda path: app.chat.session.load(path) if path is not None else None)
     await app.until(lambda: screen.problem is not None or (screen.state is not None and screen.state.judged))
     return screen
 

@@ -32,7 +32,7 @@ async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path)
             await type_in(app, "two", f"server {server.url}#two")
             assert "OpenAI-compatible server" in about(app)
             await app.press("enter")
-            await app.until(lambda: app.conversation.model is not None and not app.chat.busy)
+            await app.until(lambda: app.conversation.model is not None and not app.chat.session.busy)
             assert "OpenAI-compatible server at" in app.status
             await app.send("Hi")
             assert app.conversation.messages[-1].content == "Hello there."
@@ -53,7 +53,7 @@ async def test_a_pasted_address_is_asked_for_its_models() -> None:
         await app.press("enter")
         await app.until(lambda: marked(app).endswith("some-Q4_K_M"))
         await app.press("enter")
-        await app.until(lambda: app.conversation.model is not None and not app.chat.busy)
+        await app.until(lambda: app.conversation.model is not None and not app.chat.session.busy)
         assert app.conversation.model is not None and app.conversation.model.name == "some-Q4_K_M"
 
 
