@@ -35,16 +35,6 @@ def test_cores_are_words_places_or_a_list(cores: str) -> None:
     assert parse(f'[engine]\ncores = "{cores}"').engine.cores == cores
 
 
-@pytest.mark.parametrize(
-    "cores",
-    ["", "shared", "4-", "1 2", "0x3", "all,1", "1,7-4", "l3:7-4", "die:0", "l3:0;1", "4/node", "/l3", "0-99999999999"],
-)
-def test_wrong_cores_are_named(cores: str) -> None:
-    with pytest.raises(SettingsError, match=r"engine\.cores.*(l3:0-3|reversed)") as refused:
-        parse(f'[engine]\ncores = "{cores}"')
-    assert "regex" not in refused.value.message
-
-
 def test_an_unknown_key_is_left_out_and_named() -> None:
     file = paths.settings_file()
     file.parent.mkdir(parents=True)
@@ -91,11 +81,17 @@ def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_p
         ("ui = 5", "ui: expected"),
         ("ui = true", "ui: expected"),
         ("[sampling]\ntemperature = " + "9" * 400, "sampling.temperature"),
+        *((f'[engine]\ncores = "{cores}"', r"engine\.cores.*(l3:0-3|reversed)") for cores in (
+            "", "shared", "4-", "1 2", "0x3", "all,1", "1,7-4", "l3:7-4", "die:0", "l3:0;1", "4/node", "/l3",
+            "0-99999999999")),
+        *((f'[servers]\nurls = ["http://good:1", "{url}"]', r"servers\.urls.*http://127")
+          for url in ("http://host:port", "http://[x", "http://:1", "http://u:secret@host", "host:80")),
     ],
-)
+)  # fmt: skip
 def test_values_that_no_program_can_use_are_named(text: str, says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        settings.parse(text)
+    with pytest.raises(SettingsError, match=says) as refused:
+        parse(text)
+    assert "regex" not in str(refused.value) and "secret" not in str(refused.value)
 
 
 def test_a_byte_order_mark_is_left_out() -> None:
@@ -145,13 +141,6 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
     settings.update({"engine": {"threads": 3}})
     assert paths.settings_file().is_symlink() and "threads = 3" in dotfiles.read_text()
     assert dotfiles.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("url", ["http://host:port", "http://[x", "http://:1", "http://u:secret@host", "host:80"])
-def test_wrong_addresses_of_servers_are_named(url: str) -> None:
-    with pytest.raises(SettingsError, match=r"servers\.urls.*http://127") as refused:
-        parse(f'[servers]\nurls = ["http://good:1", "{url}"]')
-    assert "secret" not in str(refused.value)
 
 
 def test_a_setting_without_a_value_leaves_the_file() -> None:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 
 import pytest
 
 from cpuchat.telemetry import units
 
+NOW = datetime.datetime(2026, 3, 10, 12).timestamp()
+
+
+def ago(then: float) -> str:
+    return units.ago(then, NOW)
+
 
 @pytest.mark.parametrize(
-    ("count", "shown"),
-    [(12, "12"), (494_032_768, "494M"), (999_600_000, "1.0B"), (7_615_616_512, "7.6B"),
-     (70_553_706_496, "70.6B"), (671_026_419_200, "671B")],
+    ("words", "figures", "shown"),
+    [
+        (units.parameters, (12, 494_032_768, 999_600_000, 7_615_616_512), "12 494M 1.0B 7.6B"),
+        (units.parameters, (70_553_706_496, 671_026_419_200), "70.6B 671B"),
+        # A prediction has no more digits than it is good for.
+        (units.about, (0.041, 0.1, 7.31, 9.94, 9.96, 41.3, 1407.2), "0.04 0.1 7.3 9.9 10 41 1,407"),
+        (units.count, (0, 950, 1000, 12_345, 99_960, 999_499), "0 950 1.0k 12.3k 100k 999k"),
+        (units.count, (999_500, 1_234_567, 234_000_000), "1.0M 1.2M 234M"),
+        (ago, (0.0, NOW, NOW - 12 * 3600 - 60), "never today yesterday"),
+        (ago, (NOW - 30 * 86400, NOW + 86400), "30 days ago today"),
+        (units.size, (999, 99_960, 999_600, 18_100_000), "999 B 100 kB 1.0 MB 18.1 MB"),
+        (units.size, (1_500_000_000, 621_000_000_000, 2_400_000_000_000), "1.5 GB 621 GB 2.4 TB"),
+    ],
 )  # fmt: skip
-def test_parameters_are_counted_as_names_of_models_do(count: int, shown: str) -> None:
-    assert units.parameters(count) == shown
-
-
-@pytest.mark.parametrize(
-    ("rate", "shown"),
-    [(0.041, "0.04"), (0.1, "0.1"), (7.31, "7.3"), (9.94, "9.9"), (9.96, "10"), (41.3, "41"), (1407.2, "1,407")],
-)
-def test_a_prediction_has_no_more_digits_than_it_is_good_for(rate: float, shown: str) -> None:
-    assert units.about(rate) == shown
+def test_figures(words: Callable[[float], str], figures: tuple[float, ...], shown: str) -> None:
+    assert " ".join(map(words, figures)) == shown
 
 
 @pytest.mark.parametrize(
@@ -33,35 +42,3 @@ def test_a_prediction_has_no_more_digits_than_it_is_good_for(rate: float, shown:
 )  # fmt: skip
 def test_a_context_is_never_fuller_than_it_is_long(used: int, size: int, shown: str) -> None:
     assert units.context(used, size) == shown
-
-
-NOW = datetime.datetime(2026, 3, 10, 12).timestamp()
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(0, "0"), (950, "950"), (1000, "1.0k"), (12_345, "12.3k"), (99_960, "100k"), (999_499, "999k"),
-     (999_500, "1.0M"), (1_234_567, "1.2M"), (234_000_000, "234M")],
-)  # fmt: skip
-def test_counts_have_five_characters_at_most(number: int, words: str) -> None:
-    assert units.count(number) == words and len(words) <= 5
-
-
-@pytest.mark.parametrize(
-    ("then", "words"),
-    [(0.0, "never"), (NOW, "today"), (NOW - 12 * 3600 - 60, "yesterday"), (NOW - 30 * 86400, "30 days ago"),
-     (NOW + 86400, "today")],
-)  # fmt: skip
-def test_when_that_was(then: float, words: str) -> None:
-    assert units.ago(then, NOW) == words
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [
-        (999, "999 B"), (99_960, "100 kB"), (999_600, "1.0 MB"), (18_100_000, "18.1 MB"),
-        (1_500_000_000, "1.5 GB"), (621_000_000_000, "621 GB"), (2_400_000_000_000, "2.4 TB"),
-    ],
-)  # fmt: skip
-def test_sizes(n_bytes: int, text: str) -> None:
-    assert units.size(n_bytes) == text

@@ -21,22 +21,6 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
     return [counts[group.index] for group in topology.l3_groups]
 
 
-@pytest.mark.parametrize(
-    ("name", "cpus", "reason"),
-    [
-        ("2x-epyc-7543", "0-63", "The 64 physical cores: SMT siblings do not speed up decoding."),
-        ("offline", "0-27", "The 28 physical cores."),
-        ("vm-without-caches", "0-3", "The 4 physical cores."),
-        ("hybrid-desktop", "0,2,4,6,8,10,12,14", "The 8 performance cores: the 4 efficient ones would slow them down."),
-        ("container", "8-10,12-14",
-         "6 of 8 physical cores that this process may use (the machine has 32): the cgroup CPU quota is 6.5."),
-    ],
-)  # fmt: skip
-def test_left_to_the_app(machine: Machine, name: str, cpus: str, reason: str) -> None:
-    choice = choose_cores(machine(name))
-    assert (format_cpu_list(choice.cpus), choice.reason, choice.notes) == (cpus, reason, ())
-
-
 @pytest.mark.parametrize("name", ["2x-epyc-7543", "hybrid-desktop", "container", "offline", "garbage"])
 def test_every_count_that_is_possible_is_spread_and_allowed(machine: Machine, name: str) -> None:
     topology = machine(name)
@@ -85,6 +69,13 @@ def test_threads_roam_where_every_program_would_choose_the_same_cpus(machine: Ma
 @pytest.mark.parametrize(
     ("name", "spec", "cpus", "what"),
     [
+        ("2x-epyc-7543", "auto", "0-63", "The 64 physical cores: SMT siblings do not speed up decoding."),
+        ("offline", "auto", "0-27", "The 28 physical cores."),
+        ("vm-without-caches", "auto", "0-3", "The 4 physical cores."),
+        ("hybrid-desktop", "auto", "0,2,4,6,8,10,12,14",
+         "The 8 performance cores: the 4 efficient ones would slow them down."),
+        ("container", "auto", "8-10,12-14",
+         "6 of 8 physical cores that this process may use (the machine has 32): the cgroup CPU quota is 6.5."),
         ("epyc-9354", "l3:0,2-3", "0-3,8-15", "The 12 cores of L3 groups 0,2-3."),
         ("epyc-9354p-nps4", "node:1", "8-15", "The 8 cores of NUMA node 1."),
         ("2x-epyc-7543", "socket:1", "32-63", "The 32 cores of socket 1."),
@@ -95,28 +86,9 @@ def test_threads_roam_where_every_program_would_choose_the_same_cpus(machine: Ma
          "The 12 physical cores: SMT siblings do not speed up decoding."),
     ],
 )  # fmt: skip
-def test_places(machine: Machine, name: str, spec: str, cpus: str, what: str) -> None:
+def test_which_cores_are_named(machine: Machine, name: str, spec: str, cpus: str, what: str) -> None:
     choice = choose_cores(machine(name), spec)
     assert (format_cpu_list(choice.cpus), choice.reason, choice.notes) == (cpus, what, ())
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "message"),
-    [
-        ("epyc-9354", "some", "does not name any cores.*l3:0"),
-        ("epyc-9354", "l3:8", r"L3 group 8 does not exist\. Choose from l3:0-7"),
-        ("epyc-9354", "socket:0-1", r"Socket 1 does not exist\. Choose from socket:0"),
-        ("epyc-9354", "7-4", r"7-4 in .7-4. is reversed\. Use 4-7"),
-        ("epyc-9354", "60-64", r"CPU 64 does not exist or is offline\. Choose from 0-63"),
-        ("container", "0-3", r"CPU 0 is not allowed for this process\. Choose from 8-15,40-47"),
-        ("container", "l3:0", r"L3 group 0 has no core that this process may use\. Choose from l3:2-3"),
-        ("epyc-9354", "5/l3", r"an L3 group has 4 cores that this process may use\. Choose 1/l3 to 4/l3"),
-        ("vm-without-caches", "l3:0", "L3 groups of this machine are not known"),
-    ],
-)
-def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        choose_cores(machine(name), spec)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +98,18 @@ def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, mess
         ("epyc-9354", "l3:0", 5, "the cores l3:0 are 4 CPUs. Choose 1 to 4"),
         ("container", "auto", 7, r"cgroup CPU quota is 6\.5\. Choose 1 to 6"),
         ("hybrid-desktop", "auto", 13, r"\(12 physical cores\)"),
+        ("epyc-9354", "some", 0, "does not name any cores.*l3:0"),
+        ("epyc-9354", "l3:8", 0, r"L3 group 8 does not exist\. Choose from l3:0-7"),
+        ("epyc-9354", "socket:0-1", 0, r"Socket 1 does not exist\. Choose from socket:0"),
+        ("epyc-9354", "7-4", 0, r"7-4 in .7-4. is reversed\. Use 4-7"),
+        ("epyc-9354", "60-64", 0, r"CPU 64 does not exist or is offline\. Choose from 0-63"),
+        ("container", "0-3", 0, r"CPU 0 is not allowed for this process\. Choose from 8-15,40-47"),
+        ("container", "l3:0", 0, r"L3 group 0 has no core that this process may use\. Choose from l3:2-3"),
+        ("epyc-9354", "5/l3", 0, r"an L3 group has 4 cores that this process may use\. Choose 1/l3 to 4/l3"),
+        ("vm-without-caches", "l3:0", 0, "L3 groups of this machine are not known"),
     ],
 )
-def test_more_threads_than_cores_are_refused_with_the_reason(
-    machine, name: str, spec: str, n: int, message: str
-) -> None:
+def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, n: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose_cores(machine(name), spec, n)
 

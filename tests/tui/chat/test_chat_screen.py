@@ -332,15 +332,6 @@ async def test_enter_in_an_empty_chat_downloads_what_suits_this_machine_and_then
         assert not app.chat.session.busy and not app.conversation.messages
 
 
-async def test_without_a_connection_enter_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", model=SUITS))) as app:
-        await app.shows("No model is loaded.", "Enter  Download Tiny")
-        await app.press("enter")
-        await app.until(lambda: any("ffline" in one and "into ~/models" in one for one in app.notices))
-        assert "Contacting Hugging Face…" in app.notices
-
-
 async def test_an_own_model_that_was_not_loaded_is_named_and_the_next_best_is_offered_and_opened(
     tiny_model: Path,
 ) -> None:
@@ -370,11 +361,11 @@ async def test_an_offer_says_that_the_hub_was_not_reached_until_it_is(
 ) -> None:
     hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
     reached = os.environ["HF_ENDPOINT"]
-    suits = CatalogModel(id="tiny", name="Tiny", family="T", params=0.1, repos=(REPO,), sizes={"F32": 0.1})
-    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", "0.1 GB", model=suits))) as app:
-        await app.shows("Enter  Download Tiny", "0.1 GB")
+    async with running(model=None, welcome=Welcome("", Offer("Download Tiny", "0.1 GB", model=SUITS))) as app:
+        await app.shows("No model is loaded.", "Enter  Download Tiny", "0.1 GB")
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
         await app.press("enter")
+        await app.until(lambda: "Contacting Hugging Face…" in app.notices)
         await app.shows(
             "Enter  Retry: Download Tiny", "127.0.0.1:9 cannot be reached. Copy a .gguf file to", "~/models"
         )

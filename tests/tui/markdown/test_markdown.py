@@ -46,6 +46,15 @@ KEPT = [
     "https://example.com/a_b_c?x=1&copy=2",
     "C:\\Users\\me",
     "a\tb".expandtabs(4),
+    '[ref]: http://x.y "Title"\n[^1]: the note\n\nsee [ref]',
+    # Marks that are no emphasis.
+    "価格*（税込）と",
+    "a**(b)**c",
+    "2 * 3 * 4",
+    "snake_变量_名 与 文件_（终稿）_最新.docx",
+    "中文 ** 中文 ** 中文",
+    "x🎉**(hi)**x",
+    "x⌚**(hi)**x",
 ]
 
 
@@ -54,17 +63,35 @@ def test_is_shown_as_written(text: str) -> None:
     assert plain(text) == text
 
 
-def test_definitions_of_links_and_footnotes_are_shown() -> None:
-    source = '[ref]: http://x.y "Title"\n[^1]: the note\n\nsee [ref]'
-    assert plain(source) == '[ref]: http://x.y "Title"\n[^1]: the note\n\nsee [ref]'
-
-
-def test_a_link_shows_where_it_leads() -> None:
-    assert plain('[here](http://evil.example/ü?a=1&copy=2 "t")') == 'here (http://evil.example/ü?a=1&copy=2 "t")'
-    assert plain("[http://same.example](http://same.example)") == "http://same.example"
-    assert plain("<http://auto.example/x>") == "http://auto.example/x"
-    assert plain("![alt](pic.png)") == "[image: alt] (pic.png)"
-    assert plain("[odd](javascript:alert(1))") == "odd (javascript:alert(1))"
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        # A link shows where it leads.
+        ('[here](http://evil.example/ü?a=1&copy=2 "t")', 'here (http://evil.example/ü?a=1&copy=2 "t")'),
+        ("[http://same.example](http://same.example)", "http://same.example"),
+        ("<http://auto.example/x>", "http://auto.example/x"),
+        ("![alt](pic.png)", "[image: alt] (pic.png)"),
+        ("[odd](javascript:alert(1))", "odd (javascript:alert(1))"),
+        # Lists keep their numbers and tasks.
+        ("3. three\n3. again\n10) ten", "3. three\n3. again\n\n10) ten"),
+        ("- [ ] open\n- [x] done\n  - deep", "• [ ] open\n• [x] done\n  ◦ deep"),
+        # Entities are characters but in code.
+        ("&lt;div&gt; &amp; &#35;1 &copy; **&quot;a&quot;**", '<div> & #1 © "a"'),
+        ("`&lt;`\n\n```\n&amp;\n```", "&lt;\n\n▎ &amp;"),
+        ("[a &amp; b](http://x.y?a=1&amp;b=2)", "a & b (http://x.y?a=1&b=2)"),
+        # <br> breaks the line, also in a table.
+        ("one <br> two<br/>\nthree `<br>`", "one\ntwo\nthree <br>"),
+        ("|a|b|\n|-|-|\n|one<br>two|x|", " a   │ b\n─────┼───\n one │ x\n two │"),
+        # Fences, nested and half open, and code by its indent.
+        ("````md\n```py\nx\n```\n````", "▎ md\n▎ ```py\n▎ x\n▎ ```"),
+        ("```py\ndef f():", "▎ py\n▎ def f():"),
+        ("~~~\n\n~~~", "▎"),
+        ("```no-such-language {.x}\ncode\n```", "▎ no-such-language {.x}\n▎ code"),
+        ("## Keys\n\n        «?»   Show this page", "Keys\n▎     «?»   Show this page"),
+    ],
+)
+def test_markup_becomes_text(source: str, text: str) -> None:
+    assert plain(source) == text
 
 
 def test_markup_becomes_style() -> None:
@@ -72,22 +99,6 @@ def test_markup_becomes_style() -> None:
     assert row.text == "a b c d e"
     styles = {text: style for text, style in row.runs}
     assert styles["b"].bold and styles["c"].italic and styles["e"].strike
-
-
-def test_lists_keep_their_numbers_and_tasks() -> None:
-    assert plain("3. three\n3. again\n10) ten") == "3. three\n3. again\n\n10) ten"
-    assert plain("- [ ] open\n- [x] done\n  - deep") == "• [ ] open\n• [x] done\n  ◦ deep"
-
-
-def test_entities_are_characters_but_in_code() -> None:
-    assert plain("&lt;div&gt; &amp; &#35;1 &copy; **&quot;a&quot;**") == '<div> & #1 © "a"'
-    assert plain("`&lt;`\n\n```\n&amp;\n```") == "&lt;\n\n▎ &amp;"
-    assert plain("[a &amp; b](http://x.y?a=1&amp;b=2)") == "a & b (http://x.y?a=1&b=2)"
-
-
-def test_br_breaks_the_line_also_in_a_table() -> None:
-    assert plain("one <br> two<br/>\nthree `<br>`") == "one\ntwo\nthree <br>"
-    assert plain("|a|b|\n|-|-|\n|one<br>two|x|").split("\n")[2:] == [" one │ x", " two │"]
 
 
 def test_every_level_of_a_heading_looks_different() -> None:
@@ -103,13 +114,6 @@ def test_a_diff_has_colors(fence: str) -> None:
     colors = {text: style.color and style.color.name for row in rows for text, style in row.runs}
     assert (colors["-old"], colors["+new"], colors[" same"]) == ("red", "green", None)
     assert colors["--- a/x"] is colors["+++ b/x"] is None
-
-
-def test_fences_nested_and_half_open() -> None:
-    assert plain("````md\n```py\nx\n```\n````") == "▎ md\n▎ ```py\n▎ x\n▎ ```"
-    assert plain("```py\ndef f():") == "▎ py\n▎ def f():"
-    assert plain("~~~\n\n~~~") == "▎"
-    assert plain("```no-such-language {.x}\ncode\n```") == "▎ no-such-language {.x}\n▎ code"
 
 
 EMPHASIS = [
@@ -153,21 +157,6 @@ def test_columns_with_wide_characters_line_up() -> None:
         "| 配置 | 论文 (%) | 👩‍💻 |\n|-|-:|-|\n| Vicuna (report) | 79.30 | x |\n| 通义千问 | (无) | ✓ |"
     ).split("\n")
     assert {cell_len(line[:at]) for line in shown for at in [line.find("│"), line.rfind("│")] if at > 0} == {17, 28}
-
-
-def test_indented_code_in_any_place_is_shown() -> None:
-    assert plain("## Keys\n\n        «?»   Show this page") == "Keys\n▎     «?»   Show this page"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "価格*（税込）と", "a**(b)**c", "2 * 3 * 4", "snake_变量_名 与 文件_（终稿）_最新.docx", "中文 ** 中文 ** 中文",
-        "x🎉**(hi)**x", "x⌚**(hi)**x",
-    ],
-)  # fmt: skip
-def test_marks_that_are_no_emphasis_stay(text: str) -> None:
-    assert plain(text) == text
 
 
 NESTED = [
