@@ -160,7 +160,7 @@ class AnswerRun:
             self._sampler.accept_prompt(prompt.tokens)
             self._waits, self._next_look = CpuWait(loaded.model.info.n_threads), perf_counter() + LOOK_SECONDS
             result = self._decode(prompt, row)
-            self._cpu_wait, self._cpu_ran = self._waits.shares()
+            self._look_at_cores()
         finally:
             self._sequence.release()
             store.record(prompt, result.tokens)
@@ -293,7 +293,12 @@ class AnswerRun:
     def _look_in_time(self) -> None:
         if (now := perf_counter()) >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._cpu_wait, self._cpu_ran = self._waits.shares()
+            self._look_at_cores()
+
+    def _look_at_cores(self) -> None:
+        self._cpu_wait, self._cpu_ran = self._waits.shares()
+        if self._cpu_ran is not None and self._loaded.model.pool.left_any:  # threads that gave way do not wait
+            self._cpu_wait = max(self._cpu_wait or 0.0, 1 - self._cpu_ran)
 
     def _tell_text(self, event: Event) -> None:
         self._look_in_time()

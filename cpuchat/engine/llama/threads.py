@@ -82,7 +82,8 @@ class ThreadPool:
 
     There is a thread for each logical CPU of `cpus`; idle, it spins as hard as `poll` (0-100) before it sleeps.
     `roams`: CPUs among which they may move; () pins each to its own. `n_threads` compute while nothing keeps them from
-    it, `n_active` now: the results are the same but for rounding. `note`: why they are fewer, when they last were."""
+    it, `n_active` now: the results are the same but for rounding. `note`: why they are fewer, when they last were;
+    `left_any`: whether cores were left to other programs since an answer began."""
 
     watches = True
     """The main thread's CPUs are those of the process: not where that thread computes."""
@@ -102,6 +103,7 @@ class ThreadPool:
         self._attached: dict[int, int] = {}  # the ggml_threadpool of each context, which several sequences may have
         self._masks: tuple[frozenset[int], ...] = ()
         self._next_look = self._retry = 0.0
+        self.left_any = False
         self._looks = self._left = 0
         self._quota: float | None = None
         self._times: dict[int, tuple[int, int]] = {}
@@ -121,7 +123,7 @@ class ThreadPool:
 
     def begin_answer(self, now: float) -> None:
         """Forget the note of the last answer, and look at the CPUs."""
-        self.note = ""
+        self.note, self.left_any = "", False
         self.look(now)
 
     def prepare(self, sequence: Any, now: float) -> None:
@@ -148,7 +150,7 @@ class ThreadPool:
             max_threads, why = max(math.floor(self._quota), 1), f"the cgroup CPU quota is {self._quota:g} now"
         if 0 < self._left < max_threads:
             max_threads -= self._left
-            why = f"other programs use {plural(self._left, 'core')}"
+            why, self.left_any = f"other programs use {plural(self._left, 'core')}", True
         if max_threads < self.n_threads:
             self.note = f"{self.n_threads} → {plural(max_threads, 'thread')}: {why}"
         if max_threads != self.n_active:

@@ -135,6 +135,7 @@ def test_cores_are_left_to_programs_that_would_slow_all_threads_down(
     cores = "1 core" if left == 1 else f"{left} cores"
     threads_left = "1 thread" if n == 1 else f"{n} threads"
     assert note == (f"{len(waits)} → {threads_left}: other programs use {cores}" if left else "")
+    assert pool.left_any == (left > 0)
     if left:
         assert own(kernel, pool) == [set(range(len(waits)))] * n, "they move to cores that are idle"
 
