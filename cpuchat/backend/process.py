@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,6 @@ from cpuchat.protocol.messages import (
     frame_length,
 )
 
-WORKER = ("cpuchat.worker",)
 KEPT_LOGS = 10
 SHUTDOWN_SECONDS = 10.0
 """Seconds that a worker gets to save its state."""
@@ -84,20 +83,18 @@ class Spawned:
     launch: Launch
 
 
-def spawn(
-    log_dir: Path, launch: Callable[[], Launch], module: Sequence[str] = WORKER, **environment: str
-) -> Future[Spawned]:
-    """Start a worker as `launch` returns, called in the thread of the `starter`; or another `module` with its
-    arguments, and with more `environment`. Needs no event loop. The result raises OSError, and what `launch` raises."""
+def spawn(log_dir: Path, launch: Callable[[], Launch]) -> Future[Spawned]:
+    """Start a worker as `launch` returns, called in the thread of the `starter`. Needs no event loop. The result raises
+    OSError, and what `launch` raises."""
 
     def start() -> Spawned:
         wanted, log = launch(), _new_log(log_dir)
         # numpy must not start a thread pool of its own beside llama.cpp's.
-        more = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
+        more = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as stderr:
             # A process group of its own, so that no helper of the worker outlives it.
             process = subprocess.Popen(
-                launch_command(wanted.memory_policy, python_command("-m", *module)),
+                launch_command(wanted.memory_policy, python_command("-m", "cpuchat.worker")),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

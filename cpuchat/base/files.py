@@ -15,6 +15,7 @@ from typing import BinaryIO, Generic, TypeVar
 import msgspec
 
 from cpuchat.base.decoding import prepared
+from cpuchat.base.errors import CpuchatError
 
 try:
     import fcntl
@@ -58,6 +59,14 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
     """Replace the content of `file` as `atomic_writer` does; text is written as UTF-8."""
     with atomic_writer(file, mode=mode, sync=sync) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_named(file: Path, content: str | bytes) -> None:
+    """Write a file that the user named. Raises CpuchatError."""
+    try:
+        write_atomically(file, content)
+    except OSError as error:
+        raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
 
 
 def read_small(file: Path, max_size: int = 1 << 20) -> bytes:

@@ -11,12 +11,13 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ChatNotFound
+from cpuchat.base.files import write_named
 from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer import Document, export_chat, import_chats, read_document
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import print_json, write_output
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import echo_table
 from cpuchat.present import chats as words
 from cpuchat.telemetry.units import plural
@@ -101,7 +102,7 @@ def export(chats: tuple[str, ...], output: Path | None) -> None:
         exported = [export_chat(store, chat) for chat in found]
     if output is None:
         return print_json(msgspec.to_builtins(Document(chats=exported)))
-    write_output(output, words.document(exported, output))
+    write_named(output, words.document(exported, output))
     click.echo(f"Exported {plural(len(exported), 'chat')} to {output}.")
 
 

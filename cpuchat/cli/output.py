@@ -9,7 +9,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TextIO
 
 from cpuchat.base.errors import CpuchatError, OutputFailed
@@ -80,16 +79,6 @@ def cleaned(stream: TextIO | None) -> CleanStream | None:
 def is_terminal(stream: TextIO | None) -> bool:
     """Return whether somebody reads or types there; None or closed: nobody."""
     return stream is not None and not stream.closed and stream.isatty()
-
-
-def write_output(file: Path, content: str | bytes) -> None:
-    """Write a file that the user named. Raises CpuchatError."""
-    from cpuchat.base.files import write_atomically
-
-    try:
-        write_atomically(file, content)
-    except OSError as error:
-        raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
 
 
 def error_text(error: CpuchatError) -> str:

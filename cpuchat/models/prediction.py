@@ -111,11 +111,6 @@ class Prediction(MemoryFit, frozen=True, kw_only=True):
     context_that_fits: int = 0
 
     @property
-    def is_rough(self) -> bool:
-        """Return whether the speed is an estimate with a range."""
-        return self.cost is None or self.low_tok_s != self.tok_s
-
-    @property
     def too_slow(self) -> bool:
         """Return whether it would be loaded, but write less than about one token per second."""
         return self.tok_s is not None and self.tok_s < TOO_SLOW

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cpuchat.models.catalog import CatalogModel
     from cpuchat.models.library.library import Library
     from cpuchat.models.library.places import LocalModel
-    from cpuchat.models.machine import Machine
-    from cpuchat.models.prediction import Prediction
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -121,13 +119,6 @@ class Offer:
     model: CatalogModel | None = None
 
 
-def predicted_4b(machine: Machine) -> Prediction:
-    """Predict a model of usual size."""
-    from cpuchat.models.prediction import estimate
-
-    return estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9)
-
-
 @dataclass(frozen=True)
 class Welcome:
     """`machine`: `8 cores · 51 GB/s · a 4B model: ≈13 tok/s`; `offer`: None as long as it is not read."""
@@ -144,14 +135,15 @@ def welcome(settings: Settings, loaded: ModelInfo | None, library: Library, fail
     from cpuchat.models.hub.errors import is_offline
     from cpuchat.models.library.places import grouped
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prediction import estimate_local
+    from cpuchat.models.prediction import estimate, estimate_local
 
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
     if machine.peak:
         about = "≈" if machine.estimated else "at least " if machine.at_least else ""
         parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
-        parts += [f"a 4B model: ≈{units.about(speed)} tok/s"] if (speed := predicted_4b(machine).tok_s) else []
+        usual = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9)
+        parts += [f"a 4B model: ≈{units.about(usual.tok_s)} tok/s"] if usual.tok_s else []
     models = [one for one in library.local_models() if one.size and one.path not in failed]
     here = [(one, estimate_local(one, machine)) for one in models]
     if (best := best_local(here)) is not None:

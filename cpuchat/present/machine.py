@@ -290,7 +290,8 @@ def speed_chart(now: Now) -> Chart | None:
     if here.plain:
         bars.append(Bar("plain", here.plain, of_limit(here.plain)))
     elif found.tok_s:
-        bars.append(Bar("predicted", found.tok_s, "rough" if found.is_rough else of_limit(found.tok_s), True))
+        rough = found.cost is None or found.low_tok_s != found.tok_s
+        bars.append(Bar("predicted", found.tok_s, "rough" if rough else of_limit(found.tok_s), True))
     rate = figures.decode_tok_s.value if figures is not None else None
     if figures is not None and rate and rate != here.plain:
         note = of_limit(rate)

@@ -351,11 +351,6 @@ def doubt(machine: Machine | None, *, in_app: bool = False) -> str:
     return f"speeds are {rough} until measured{' when idle' if in_app else ': `cpuchat probe`'}"
 
 
-def key_of(model: RepoModel) -> str:
-    """Return the path of its first file, which is unique in the repository."""
-    return model.files[0].path
-
-
 @dataclass(frozen=True)
 class RepositoryEntry:
     """One model of a repository. `path`: where it is on this machine; `arrived`: bytes of it on this machine, whatever
@@ -372,10 +367,6 @@ class RepositoryEntry:
     prediction: Prediction | None = None
     draft: PlannedDraft | None = None
     problem: CpuchatError | None = None
-
-    @property
-    def key(self) -> str:
-        return key_of(self.model)
 
     @property
     def reason_against_download(self) -> str:
@@ -423,7 +414,7 @@ def repository_row(entry: RepositoryEntry) -> ListRow:
         state = f"paused {part}"
     speed = "" if entry.loaded else predicted_speed(predicted)
     columns = (model.quantization or "–", units.size(model.size), state, speed)
-    return ListRow(entry.key, mark, downloads.name(model), columns, strong=entry.loaded,
+    return ListRow(entry.model.key, mark, downloads.name(model), columns, strong=entry.loaded,
                    dim=entry.path is None and download is None)  # fmt: skip
 
 
@@ -440,7 +431,7 @@ def repository_details(entry: RepositoryEntry, repository: Repository) -> list[t
         ("size", units.size(model.size) + parts),
         ("head", _head(entry)),
         ("state", _arrived(entry)),
-        ("file", clean_line(entry.key)),
+        ("file", clean_line(entry.model.key)),
         ("base model", clean_line(repository.base_model)),
         ("path", clean_line(paths.shown(entry.path)) if entry.path is not None else ""),
     ]
@@ -449,7 +440,7 @@ def repository_details(entry: RepositoryEntry, repository: Repository) -> list[t
 
 def _head(entry: RepositoryEntry) -> str:
     """Return what kind of draft head it is, and what can use it; "" for other files."""
-    kind = kind_named(entry.key)
+    kind = kind_named(entry.model.key)
     if kind is None:
         return ""
     reason = unusable(kind)

@@ -73,9 +73,7 @@ class ComparingApp(RunningApp):
 
 
 @contextlib.asynccontextmanager
-async def comparing(
-    sides: Sequence[ScriptedBackend] | None = None, prompt: str = PROMPT, **options: Any
-) -> AsyncIterator[ComparingApp]:
+async def comparing(sides: Sequence[ScriptedBackend] | None = None, **options: Any) -> AsyncIterator[ComparingApp]:
     """Open the comparison of `SIDES` over a loaded chat."""
     sides = sides or scripted()
     async with running(**options) as app:
@@ -85,6 +83,6 @@ async def comparing(
         found = ComparingApp.__new__(ComparingApp)
         vars(found).update(vars(app))
         found.sides = sides
-        app.chat.commands.compare_sides(SIDES, prompt)
+        app.chat.commands.compare_sides(SIDES, PROMPT)
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
         yield found

@@ -83,6 +83,11 @@ class RepoModel(ModelData, frozen=True):
     complete: bool = True
 
     @property
+    def key(self) -> str:
+        """Return the path of its first file, which is unique in the repository."""
+        return self.files[0].path
+
+    @property
     def size(self) -> int:
         """Return bytes of all files."""
         return sum(file.size for file in self.files)

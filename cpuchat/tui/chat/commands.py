@@ -14,7 +14,7 @@ from textual.worker import Worker
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
-from cpuchat.base.files import write_atomically
+from cpuchat.base.files import write_named
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.chats.records import Chat, WhenFull
 from cpuchat.chats.transfer import export_chat
@@ -222,10 +222,7 @@ class ChatCommands:
             return
         file = start_folder() / paths.expanded(wanted)
         exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
-        try:
-            await asyncio.to_thread(write_atomically, file, document([exported], file))
-        except OSError as error:
-            raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
+        await asyncio.to_thread(write_named, file, document([exported], file))
         self._session.tell(f"Exported to {paths.shown(file)}.")
 
     @_in_worker()

@@ -98,9 +98,7 @@ class ChatTranscript(Transcript):
         self._reading = None
         match event:
             case protocol.TextDelta():
-                if not self._written:
-                    self._written = True
-                    self.set_pending("")
+                self._written = True
                 self.append(event.text, event.channel, "" if self._summarizes else event.drafter)
             case protocol.PrefillProgress() if not self._written:
                 self._reading = event

@@ -116,9 +116,7 @@ class SidePane(Transcript):
         self._reading = None
         match event:
             case TextDelta():
-                if not self._written:
-                    self._written = True
-                    self.set_pending("")
+                self._written = True
                 self.append(event.text, event.channel, event.drafter)
             case LoadProgress():
                 self.set_pending(answers.load_progress(self._label, event))

@@ -240,6 +240,7 @@ class Transcript(ScrollView, can_focus=True):
         """Add to the open answer; the next flush renders it. The first text does not wait for one."""
         if (answer := self._entries.open_answer()) is not None:
             draw = self._flush_soon if answer.content or answer.reasoning else self.flush
+            answer.pending = ""
             answer.feed(text, channel == "reasoning", drafter)
             draw()
 

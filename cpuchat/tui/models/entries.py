@@ -30,7 +30,7 @@ from cpuchat.models.ollama import file_name
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction
-from cpuchat.present.models import predicted_speed, verdict
+from cpuchat.present.models import Rows, predicted_speed, verdict
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
@@ -438,8 +438,6 @@ def _loadable(
     return ListRow(key, LOADED if is_loaded else HERE, name, columns, strong=is_loaded)
 
 
-Row = tuple[str, str]
-
 _MAX_FILES = 4  # of a deletion that are named
 
 
@@ -459,7 +457,7 @@ class ModelDetails:
 _ADDS = "Enter adds it: its models are listed from then on. Nothing is copied."
 
 
-def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Source | None) -> list[Row]:
+def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Source | None) -> Rows:
     """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
         case LocalModel(damaged=str() as problem) as model:
@@ -534,7 +532,7 @@ def title(subject: Subject) -> str:
             return "About"
 
 
-def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, entry: CatalogModel | None) -> list[Row]:
+def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, entry: CatalogModel | None) -> Rows:
     experts = ""
     if model.n_expert:
         active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
@@ -553,7 +551,7 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
     ]
 
 
-def _place(model: LocalModel, target: str = "", used: str = "") -> list[Row]:
+def _place(model: LocalModel, target: str = "", used: str = "") -> Rows:
     used = "never used" if used == "never" else f"used {used}" if used else ""
     where = filter(None, (PLACES.get(model.source, "your folder"), model.alias, model.repo, used))
     link = f" → {target}" if target else ""

@@ -95,16 +95,12 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         return [kind for kind in smaller_types(self._model) if self._unfolded or kind.name in USUAL]
 
     def _show_types(self) -> None:
-        listed, best = self.listed, self._recommended
+        listed, best = self.listed, models.recommended(self.predictions, USUAL, self._model.size)
         rows = [models.quantize_row(kind, self.predictions) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
         if folded := len(smaller_types(self._model)) - len(self._types):
             rows.append(ListRow(models.MORE, "▸", f"{folded} more types", note="Enter shows them"))
         listed.show(rows, listed.marked if listed.moved or not best else best)
-
-    @property
-    def _recommended(self) -> str:
-        return models.recommended(self.predictions, USUAL, self._model.size)
 
     @property
     def _kind(self) -> QuantType | None:

@@ -20,7 +20,7 @@ from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_mod
 from cpuchat.models.library.places import hub_cache
 from cpuchat.present import downloads
 from cpuchat.present import models as words
-from cpuchat.present.models import RepositoryEntry, key_of
+from cpuchat.present.models import RepositoryEntry
 from cpuchat.present.table import ListRow
 from cpuchat.tui.models.screen import choose
 from cpuchat.tui.services import Services
@@ -73,7 +73,7 @@ class RepositoryState:
         self.arrived = {}
         for model in self.repository.models:
             with contextlib.suppress(HubError):  # without a hash it can't be downloaded
-                self.arrived[key_of(model)] = bytes_here(hub_cache(), self.repository.id, model.files)
+                self.arrived[model.key] = bytes_here(hub_cache(), self.repository.id, model.files)
 
     def entries(self, downloads: Iterable[Download], loaded: Path | None) -> list[RepositoryEntry]:
         """Return all models, in the order of the repository. Those whose header was not read are predicted from another
@@ -81,11 +81,11 @@ class RepositoryState:
         from cpuchat.models.prediction import estimate
 
         on_way = {d.order.model.files: d for d in downloads if d.order.repo == self.repository.id}
-        done = {key_of(d.order.model): Path(d.path) for d in on_way.values() if d.state == "done"}
+        done = {d.order.model.key: Path(d.path) for d in on_way.values() if d.state == "done"}
         here, denied = {**self.here, **done}, self._denied
 
         def entry(model: RepoModel) -> RepositoryEntry:
-            key = key_of(model)
+            key = model.key
             path, judged = here.get(key), self.judged.get(key, denied)
             problem = judged if isinstance(judged, CpuchatError) else None
             prediction = judged if not isinstance(judged, CpuchatError) else None
@@ -104,7 +104,7 @@ class RepositoryState:
         if self._denied is not None or key in self.judged:
             return None
         whole = (model for model in self.repository.models if model.kind == "model" and model.complete)
-        return next((model for model in whole if key_of(model) == key), None)
+        return next((model for model in whole if model.key == key), None)
 
     @property
     def _denied(self) -> AccessDenied | None:
@@ -115,16 +115,16 @@ class RepositoryState:
         """Return the key to select: the one with `quantization`, one on this machine, or the usual one; "" for none."""
         if quantization:
             with contextlib.suppress(NotOnHub):
-                return key_of(choose_repo_model(self.repository, quantization))
+                return choose_repo_model(self.repository, quantization).key
         chat = usual_first(loadable(self.repository.models)) or list(self.repository.models)
-        keys = [key_of(model) for model in chat]
+        keys = [model.key for model in chat]
         return next((key for key in keys if key in self.here), keys[0] if keys else "")
 
 
 def predict_model(
     services: Services, state: RepositoryState, model: RepoModel
 ) -> tuple[dict[str, Prediction], PlannedDraft | None]:
-    """Predict from the header of `model`: return predictions by `key_of`, its own and those of its other
+    """Predict from the header of `model`: return predictions by key, its own and those of its other
     quantizations, and the draft model counted in them. Raises as `Hub.header`, and ModelUnsupported."""
     from cpuchat.models.drafts.choice import planned_draft
     from cpuchat.models.prediction import predict, predict_like
@@ -149,7 +149,7 @@ def predict_model(
             look = expected(other, beside.header if beside is not None else None)
             # A draft model that is not downloaded does not make a model too large.
             alone = beside is not None and not beside.here and look.verdict == "too large"
-            predictions[key_of(other)] = expected(other, None) if alone else look
+            predictions[other.key] = expected(other, None) if alone else look
     return predictions, beside
 
 
@@ -195,9 +195,9 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         try:
             found, draft = await run_in_daemon_thread(lambda: predict_model(self._services, state, model))
         except CpuchatError as error:
-            state.judged[key_of(model)] = error
+            state.judged[model.key] = error
         else:
-            state.judged[key_of(model)] = found[key_of(model)]
+            state.judged[model.key] = found[model.key]
             state.expected |= found
             state.drafts[model.base] = draft
         self._judging = False
@@ -213,7 +213,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
 
     @property
     def marked(self) -> RepositoryEntry | None:
-        return next((entry for entry in self.entries if entry.key == self.marked_key), None)
+        return next((entry for entry in self.entries if entry.model.key == self.marked_key), None)
 
     def _show(self, mark: str = "") -> None:
         if not self.has_widgets:
@@ -265,7 +265,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         elif entry.download is not None:
             self._services.downloading.resume(entry.download.id)
         else:
-            if (model := self.state.to_judge(entry.key)) is not None:
+            if (model := self.state.to_judge(entry.model.key)) is not None:
                 await self._read_header(self.state, model)
                 entry = self.marked or entry
             if reason := entry.reason_against_download:

@@ -28,31 +28,22 @@ async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("last", "expected"),
+    ("data", "expected"),
     [
-        (b'{"b":2}', [{"b": 2}]), (b'{"b":2}\n', [{"b": 2}]), (b'{"b":2}\n\n', [{"b": 2}]),
-        (b"[DONE]", [None]), (b"[DONE]\n", [None]), (b'{"b":{"c":2}', []), (b'{"b":', []), (b'{"b":\n', []),
-        (b'{"b":\ndata: 2}', [{"b": 2}]),
+        # The last one counts without the empty line unless it is cut.
+        *((b'data: {"a":1}\n\ndata: : keepalive\n\ndata: ' + last, [{"a": 1}, *expected]) for last, expected in (
+            (b'{"b":2}', [{"b": 2}]), (b'{"b":2}\n', [{"b": 2}]), (b'{"b":2}\n\n', [{"b": 2}]),
+            (b"[DONE]", [None]), (b"[DONE]\n", [None]), (b'{"b":{"c":2}', []), (b'{"b":', []), (b'{"b":\n', []),
+            (b'{"b":\ndata: 2}', [{"b": 2}]))),
+        # Without the empty line between them they are parted.
+        (b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n', [{"a": 1}, {"b": 2}, None]),
+        (b'{"a":1} \t\n\n{"b":2} \n\ndata: [DONE] \n\n', [{"a": 1}, {"b": 2}, None]),
+        (b'data: {"a":\ndata: 1} \n\n\ndata:  {"b":2}\ndata: [DONE]', [{"a": 1}, {"b": 2}, None]),
+        (b'data: {\ndata:   "a": 1\ndata: }\n{"b":2}\ndata:[DONE]', [{"a": 1}, {"b": 2}, None]),
     ],
-    ids=["no line end", "no empty line", "whole", "done, no line end", "done", "cut", "cut early", "cut line", "lines"],
 )  # fmt: skip
-async def test_the_last_event_counts_without_the_empty_line_unless_it_is_cut(last: bytes, expected: list[Any]) -> None:
-    data = b'data: {"a":1}\n\ndata: : keepalive\n\ndata: ' + last
-    assert [one async for one in objects(pieces(data, 5))] == [{"a": 1}, *expected]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n',
-        b'{"a":1} \t\n\n{"b":2} \n\ndata: [DONE] \n\n',
-        b'data: {"a":\ndata: 1} \n\n\ndata:  {"b":2}\ndata: [DONE]',
-        b'data: {\ndata:   "a": 1\ndata: }\n{"b":2}\ndata:[DONE]',
-    ],
-    ids=["no empty lines", "lines of JSON", "blanks", "indented"],
-)
-async def test_events_without_the_empty_line_between_them_are_parted(data: bytes) -> None:
-    assert [one async for one in objects(pieces(data, 5))] == [{"a": 1}, {"b": 2}, None]
+async def test_ends_of_events(data: bytes, expected: list[Any]) -> None:
+    assert [one async for one in objects(pieces(data, 5))] == expected
 
 
 async def test_an_event_of_many_lines_is_parsed_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:

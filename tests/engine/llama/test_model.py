@@ -25,7 +25,7 @@ from cpuchat.protocol.messages import LoadOptions
 from tests.engine.conftest import OPTIONS, Load
 from tests.support.cores import ONE_CPU
 from tests.support.edited_gguf import sentences
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import finish, write_tiny_gguf
 
 
 def test_info(load: Load, tiny_model: Path) -> None:
@@ -196,10 +196,7 @@ def test_what_goes_with_a_model_is_none(load: Load, tmp_path: Path, arch: str, k
     writer = gguf.GGUFWriter(path, arch)
     writer.add_type(kind)
     writer.add_tensor("v.patch_embd.weight", np.zeros((8, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ModelUnsupported, match=f"part.gguf is an? .*{words}.*, not a language model"):
         load(path)
 

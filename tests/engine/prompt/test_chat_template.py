@@ -47,18 +47,21 @@ def template():
         yield make
 
 
-def test_renders_the_models_own_format(template):
-    chat = template(CHATML)
-    assert chat.render([system("Be brief."), user("Hi")]) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_a_system_message_is_not_lost_where_the_template_refuses_or_drops_it(template):
-    messages = [system("Be brief."), user("Hi")]
-    assert template(STRICT).render(messages) == "<s>[user]Be brief.\n\nHi"
-    silent = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    assert template(silent).render(messages) == "[user]Be brief.\n\nHi"
+@pytest.mark.parametrize(
+    ("source", "rendered"),
+    [
+        (CHATML, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        # A system message is not lost where the template refuses or drops it.
+        (STRICT, "<s>[user]Be brief.\n\nHi"),
+        ("{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+         "[user]Be brief.\n\nHi"),
+        # Content as parts, and a list of tools.
+        ("{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}", "Be brief.;Hi;"),
+        ("{% for t in tools %}{% endfor %}{{ messages[0].content }}", "Be brief.\n\nHi"),
+    ],
+)  # fmt: skip
+def test_renders_the_models_own_format(template, source, rendered):
+    assert template(source).render([system("Be brief."), user("Hi")]) == rendered
 
 
 def test_neighbours_of_the_same_role_are_merged_only_where_the_template_minds(template):
@@ -73,15 +76,6 @@ def test_a_refusal_that_stays_is_told_in_the_templates_words(template):
     )
     with pytest.raises(TemplateError, match="One message only!"):
         template(short).render([user("one"), assistant("two")])
-
-
-def test_content_as_parts_where_the_template_wants_parts(template):
-    parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    assert template(parts).render([user("Hi")]) == "Hi"
-
-
-def test_a_list_of_tools_where_the_template_goes_through_it(template):
-    assert template("{% for t in tools %}{% endfor %}{{ messages[0].content }}").render([user("Hi")]) == "Hi"
 
 
 def test_reasoning_goes_to_templates_that_ask(template):

@@ -28,11 +28,15 @@ def on_hub(hub_server: HubServer, file: Path) -> Hub:
     return Hub()
 
 
-def test_the_catalogs_draft_that_is_here_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
-    draft = header_file(tmp_path / "mine/Small-Q8_0.gguf")
-    beside = planned_draft(target, "", library)
-    assert beside is not None and beside.here and beside.header.path == draft and beside.name.startswith("Small")
-    assert planned_draft(target, "none", library) is None
+@pytest.mark.parametrize(("file", "is_named"), [("mine/Small-Q8_0.gguf", False), ("own.gguf", True)])
+def test_the_catalogs_draft_that_is_here_or_the_one_that_the_settings_name_is_counted(
+    file: str, is_named: bool, tmp_path: Path, target: GGUFHeader, library: Library
+) -> None:
+    draft = header_file(tmp_path / file)
+    beside = planned_draft(target, str(draft) if is_named else "", library)
+    assert beside is not None and beside.here and beside.header.path == draft
+    assert is_named or beside.name.startswith("Small")
+    assert planned_draft(target, "none", library) is planned_draft(target, "no-such-model", library) is None
 
 
 def test_one_that_is_not_here_is_looked_up_on_the_hub(
@@ -51,10 +55,3 @@ def test_one_with_another_vocabulary_is_not_counted(
     stranger = header_file(tmp_path / "stranger.gguf", [*WORDS[:200], "other", *WORDS[201:]])
     assert planned_draft(target, "", library, on_hub(hub_server, stranger)) is None
     assert planned_draft(target, str(stranger), library) is None
-
-
-def test_the_one_that_the_settings_name_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
-    own = header_file(tmp_path / "own.gguf")
-    beside = planned_draft(target, str(own), library)
-    assert beside is not None and beside.here and beside.header.path == own
-    assert planned_draft(target, "no-such-model", library) is None

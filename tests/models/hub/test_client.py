@@ -93,14 +93,6 @@ def test_a_file_that_could_not_be_checked_is_left_out(hub_server: HubServer, sib
     assert [model.name for model in Hub().repository(REPO).models] == ["good"]
 
 
-def test_a_login_page_of_the_network_is_told_as_such(hub_server: HubServer) -> None:
-    hub_server.add(REPO, {"a.gguf": b"1"})
-    hub_server.fault(REPO, "", Fault(where="api", page=b"<html>Welcome to the hotel</html>"))
-    with pytest.raises(HubError) as caught:
-        Hub().repository(REPO)
-    assert "login page" in caught.value.hint
-
-
 # Access.
 
 
@@ -164,6 +156,7 @@ def test_a_hub_that_is_not_there_is_offline(hub_server: HubServer, monkeypatch: 
         (Fault(where="api", status=429, retry_after="77"), RateLimited, "wait for 77 s"),
         (Fault(where="api", status=429, retry_after="9" * 400), RateLimited, "wait for over a day"),
         (Fault(where="api", status=503), HubError, "server error"),
+        (Fault(where="api", page=b"<html>Welcome to the hotel</html>"), HubError, "login page"),
         (Fault(where="api", status=403), AccessDenied, "no access to"),
         (Fault(where="api", status=401), NotOnHub, "no repository"),
         (Fault(where="api", status=404), NotOnHub, "not found on"),
