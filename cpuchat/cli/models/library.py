@@ -26,7 +26,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.inspect import inspect
-from cpuchat.models.library.deleting import delete
+from cpuchat.models.library.deleting import UNCHECKED, delete
 from cpuchat.models.library.library import Library, as_typed, is_named, short_specs, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, place_of, shown_name, unavailable
 from cpuchat.models.machine import TunedMachine, this_machine
@@ -109,18 +109,19 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
 
 def find_model(library: Library, spec: str, *, exact: bool = False) -> LocalModel:
     """Return the model that `spec` names as `models list` does, damaged ones too, or by its path; unless `exact`, as
-    all commands take it. Raises ModelNotFound."""
+    all commands take it if that is one file. Raises ModelNotFound."""
     found, path = library.local_models(), paths.expanded(spec).absolute()
     for model, *names in zip(found, specs_of(found), short_specs(found), strict=True):
         if spec in names or path == model.path.absolute():
             return model
-    if not exact:
-        path = library.resolve(spec, tell_choice)
+    files = [model for group in library.matching(spec) for model in group]
+    if not exact and len(files) < 2:
+        path = library.resolve(spec)
         if (known := next((model for model in found if model.path == path), library.at(path))) is not None:
             return known
-    files = [model for group in library.matching(spec) for model in group]
     hint = f"You have {', '.join(library.typed_names(files))}." if files else "`cpuchat models list` has them all."
-    raise ModelNotFound(f"No model is named exactly {spec}.", hint)
+    many = f"{spec} names {len(files)} files." if len(files) > 1 else f"No model is named exactly {spec}."
+    raise ModelNotFound(many, hint)
 
 
 def hub_address(text: str) -> Address:
@@ -162,8 +163,8 @@ _LIST_EPILOG = """The column -m is what --model takes; any part of a name that n
 `qwen2.5-coder:q8_0`. TOK/S was measured in the last answer, ≈ is predicted. Folders of yours are searched once they
 were typed into Ctrl+O in the app, or are in config.toml: `folders = ["/mnt/models"]` below [model]."""
 _HEADINGS = ("QUANT", "SIZE", "FIT", "TOK/S", "-m", "PLACE", "USED", "CONTEXT", "FILE")
-_LEAST_NAME, _SHORT_SPEC = 20, 18
-"""Characters that a name and what -m takes have on a narrow terminal; the latter is not cut but left out."""
+_LEAST_NAME, _LEAST_REST = 20, 44
+"""Characters of a name on a narrow terminal, and with its size and type: -m may take the others, or is left out."""
 _ORDERS: dict[str, Callable[[LocalModel], float]] = {"size": lambda one: one.size, "used": lambda one: one.last_used}
 
 
@@ -200,12 +201,13 @@ def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None
         click.echo(f"cpuchat: {closed}.", err=True)
     names = [shown_name(group) for group in groups for _ in group]
     room = shutil.get_terminal_size((80, 24)).columns if is_terminal(sys.stdout) else 10_000
-    typed = [spec if len(spec) <= max(room // 4, _SHORT_SPEC) else "" for spec in map(as_typed, specs)]
+    typed = [spec if len(spec) <= max(room - _LEAST_REST, _LEAST_NAME) else "" for spec in map(as_typed, specs)]
     columns = [_HEADINGS, *(_columns(one, spec, tuned) for one, spec in zip(found, typed, strict=True))]
-    beside = sum(2 + max(len(row[n]) for row in columns) for n in range(6))
-    names = shortened(names, max(room - beside, _LEAST_NAME))
+    *beside, place = (2 + max(len(row[n]) for row in columns) for n in range(6))
+    left = room - sum(beside)
+    names = shortened(names, max(left - place if left - place >= _LEAST_NAME else left, _LEAST_NAME))
     rows = [(name, *row) for name, row in zip(["NAME", *names], columns, strict=True)]
-    echo_table(rows, right=(2, 4, 8), drop=(9, 8, 7, 6, 4, 5))
+    echo_table(rows, right=(2, 4, 8), drop=(9, 8, 7, 6, 4, 3, 1))
     notes = filter(None, map(_remark, found))
     for note in (*notes, *(f"≈ {words}" for words in [doubt(machine)] if words)):
         click.echo(f"cpuchat: {clean_line(note)}", err=True)
@@ -213,9 +215,9 @@ def list_models(words: tuple[str, ...], sort: str | None, as_json: bool) -> None
 
 def _remark(model: LocalModel) -> str:
     """Return why a model cannot be used, and what to do; "" for most."""
-    file, todo = file_name(model.path), " Download it again, or delete it." if model.state == "damaged" else ""
+    file = file_name(model.path)
     why = (model.damaged or "").removeprefix(f"{file} is ")
-    return f"{file}: {why}{todo}" if model.state in ("damaged", "unsupported") else ""
+    return f"{file}: {why}" if model.state in ("damaged", "unsupported") else ""
 
 
 def _columns(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
@@ -278,11 +280,15 @@ def verify(specs: tuple[str, ...], everything: bool) -> int:
         raise UsageError("No models named.", "Name the models to verify, or give --all.")
     library = Library(settings.load().model.folders)
     models = library.local_models() if everything else [find_model(library, spec) for spec in specs]
-    terminal, is_damaged = TerminalOutput(), False
+    terminal, is_damaged, unchecked = TerminalOutput(), False, False
     for model, name in zip(models, library.typed_names(models), strict=True):
         result = library.verify(
             model, lambda done, of, name=name: terminal.status(f"checking {name} {100 * done // max(of, 1)} %")
         )
         is_damaged |= result.state == "damaged"
-        terminal.line(f"{result.state:<9}  {name}  ({clean_line(result.words)})")
+        why = f"  ({clean_line(result.words)})" if result.words != UNCHECKED else ""
+        terminal.line(f"{result.state:<9}  {name}{why}")
+        unchecked |= result.words == UNCHECKED
+    if unchecked:
+        terminal.note(f"unchecked: {UNCHECKED}.")
     return ModelDamaged.exit_code if is_damaged else 0

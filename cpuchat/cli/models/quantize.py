@@ -72,7 +72,8 @@ def quantize(
             library.resolve(source)  # the table is the same for all, but not for what is not here
         return _list_types()
     if source is None or kind is None:
-        raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
+        missing = "TYPE is" if source else "SOURCE and TYPE are"
+        raise UsageError(f"{missing} missing.", "`cpuchat models quantize --list` lists the types.")
     wanted, path = quant_type(kind), library.resolve(source, tell_choice)
     matrices = MatrixTypes(*(quant_type(text).tensor if text else "" for text in (output, embedding)))
     if out is None or is_folder(out):

@@ -239,6 +239,9 @@ class Verification(NamedTuple):
     words: str
 
 
+UNCHECKED = "no checksum known: neither a cache nor a download keeps one here"
+
+
 def check_content(parts: list[Path], progress: Progress) -> Verification:
     """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast. Raises
     ModelDamaged: a file is missing or cannot be read."""
@@ -246,11 +249,11 @@ def check_content(parts: list[Path], progress: Progress) -> Verification:
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)
         if not all(announced):
-            return Verification("unchecked", "no checksum known: neither a cache nor a download keeps one of it here")
+            return Verification("unchecked", UNCHECKED)
         done = 0
         for part, wanted in zip(parts, announced, strict=True):
             if file_digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
-                words = f"{part.name} is damaged: its checksum differs from the published one."
+                words = f"{part.name} is damaged: its checksum differs from the published one. Download it again."
                 return Verification("damaged", words)
             done += part.stat().st_size
     except OSError as error:

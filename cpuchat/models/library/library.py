@@ -34,6 +34,7 @@ from cpuchat.models.library.places import (
     ollama_models,
     ollama_stores,
     only_drafts,
+    place_word,
     shown_name,
     store_folders,
     walk,
@@ -70,8 +71,8 @@ def specs_of(models: Collection[LocalModel]) -> list[str]:
 
 def short_specs(models: Collection[LocalModel]) -> list[str]:
     """Return a text for each model by which `Library.resolve` finds it, made to be typed: a word of its name that no
-    other model has, with its quantization if it has several files (`1.5b:q8_0`); else the name of its file, if that is
-    unique, or what `specs_of` has."""
+    other model has, with its quantization if it has several files (`1.5b:q8_0`), and with the place of a copy
+    (`1.5b:q8_0:lmstudio`); else the name of its file, if that is unique, or what `specs_of` has."""
     usable = [model for model in models if not model.damaged and not only_drafts(model)]
     stems = Counter([*(folded(model.path.stem) for model in models), *DEMO_FILES])
     found = {
@@ -84,8 +85,11 @@ def short_specs(models: Collection[LocalModel]) -> list[str]:
         others = [model for model in usable if model not in group]
         word = next((one for one in words if not any(is_named(model, [*one.split()]) for model in others)), "")
         for model in (one for one in group if word and not one.alias and is_named(one, word.split())):
-            if _quantized(group, model.quantization) == [model]:  # else it might move to a file that comes later
-                found[model.path] = word if len(group) == 1 else f"{word}:{model.quantization.lower()}"
+            copies, name = _quantized(group, model.quantization), f"{word}:{model.quantization.lower()}"
+            if copies == [model]:
+                found[model.path] = word if len(group) == 1 else name
+            elif [one for one in copies if place_word(one) == place_word(model)] == [model]:
+                found[model.path] = f"{name}:{place_word(model)}"
     return [found[model.path] for model in models]
 
 
@@ -244,13 +248,14 @@ class Library:
 
     def matching(self, text: str) -> list[list[LocalModel]]:
         """Return the models whose names contain each word of `text`, by their files, in the order of lists; with a
-        quantization behind a colon those files alone (`qwen2.5-coder:q8_0`). Models that only draft, and those that
+        quantization or a `place_word` behind a colon those files alone (`qwen2.5-coder:q8_0`). Models that only draft, and those that
         cannot be loaded, are left out unless there are no others."""
         found = self._models_named(text.lower().split())
         name, colon, quant = text.lower().replace("@", ":").rpartition(":")  # LM Studio writes `qwen@q8_0`
         if not found and colon:
             words = name.replace(":", " ").split()
             found = _quantized(self._models_named(words), quant.upper())
+            found = found or [model for model in self._models_named(words) if place_word(model) == quant]
             found = found or self._models_named([*words, quant])  # as Ollama names it: `qwen2.5-coder:1.5b`
         usable = [model for model in found if not model.damaged]
         return grouped([model for model in usable if not only_drafts(model)] or usable or found)

@@ -213,8 +213,8 @@ def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) 
 
 
 def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
-    """Return the files of each model together, the largest first, in the order of the models' names; the demo after
-    them, then what only drafts, then what is damaged, each file alone."""
+    """Return the files of each model together, the largest first, copies in the order of `models`; by the models' names,
+    the demo after them, then what only drafts, then what is damaged, each file alone."""
     groups: list[list[LocalModel]] = []
     alike: dict[tuple[str, int], list[list[LocalModel]]] = {}
     for model in models:
@@ -227,7 +227,7 @@ def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
         if not model.damaged:
             same.append(groups[-1])
     for group in groups:
-        group.sort(key=lambda model: (-model.size, model.alias, model.path.name))
+        group.sort(key=lambda model: -model.size)
 
     def order(group: list[LocalModel]) -> tuple[object, ...]:
         one, name = group[0], shown_name(group).rpartition("/")[2]
@@ -239,6 +239,11 @@ def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
 def place_of(model: LocalModel) -> str:
     """Return where a model is kept: its folder, or the program that keeps it."""
     return PLACES.get(model.source) or paths.shown(model.path.parent)
+
+
+def place_word(model: LocalModel) -> str:
+    """Return what is typed for the place of a model: the name of its folder, or `lmstudio`."""
+    return model.path.parent.name.lower() if model.source == "folder" else model.source
 
 
 def natural(name: str) -> list[tuple[bool, float, str]]:
