@@ -48,7 +48,7 @@ from cpuchat.models.fit import MemoryNeed, draft_memory, kv_by_window, kv_cells,
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import is_own, title, usable_layers
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES, shown_name
+from cpuchat.models.library.places import DEMO_FILES, grouped, shown_name
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit, usual_need
@@ -266,8 +266,8 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> PlannedModel:
     """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size; with its
     quantization behind a colon: `70b:Q4_K_M`. `chosen`: where models are looked for, and how they are loaded. Raises
-    ModelNotFound: unknown or ambiguous, or an unknown quantization, with the nearest as its hint; ModelDamaged,
-    ModelUnsupported: it is a file that cannot be read."""
+    ModelNotFound: unknown or ambiguous, with the nearest as its hint; UsageError: an unknown quantization;
+    ModelDamaged, ModelUnsupported: it is a file that cannot be read."""
     text = wanted.strip()
     if (whole := _known(text, "", catalog, chosen)) is not None:  # names may have blanks, paths colons
         return whole
@@ -275,7 +275,7 @@ def find_model(wanted: str, catalog: Catalog, chosen: Settings = _DEFAULTS) -> P
     try:
         name, quantization = _divided(text)
     except UsageError as error:  # or it is a name as Ollama has them: `qwen2.5-coder:7b`
-        problem = ModelNotFound(error.message, error.hint)
+        problem = error
     if quantization and (planned := _known(name, quantization, catalog, chosen)) is not None:
         return planned
     try:
@@ -320,8 +320,9 @@ def models_here(catalog: Catalog, chosen: Settings, quantization: str = "") -> d
     """Return the models whose files are on this machine: those of the catalog by id, with that quantization, or any,
     the usual one first; others but the demo's by path. Reads their headers."""
     files = [
-        (match_local(catalog, one), one) for one in Library(chosen.model.folders).local_models()
-        if one.damaged is None and one.source != "demo" and quantization in ("", one.quantization)
+        (match_local(catalog, one), one) for group in grouped(Library(chosen.model.folders).local_models())
+        if not any(one.source == "demo" for one in group) for one in group  # nor one that was made of a demo model
+        if one.damaged is None and quantization in ("", one.quantization)
     ]  # fmt: skip
     files.sort(key=lambda pair: pair[1].quantization != ((pair[0] and pair[0].quantization) or USUAL))
     found: dict[str, PlannedModel] = {}

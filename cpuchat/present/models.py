@@ -16,9 +16,10 @@ from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line, cut
 from cpuchat.costs.model import N_PAST
-from cpuchat.models.catalog import PACE, CatalogModel
+from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
+from cpuchat.models.file_names import PREFERRED
 from cpuchat.models.fit import lazy_bytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
@@ -493,14 +494,14 @@ def quantize_title(model: LocalModel) -> str:
 
 
 def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
-    """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known. None
-    that quantizes a second time: the original is better."""
-    for name in names:
+    """Return the first of `names` from the usual trade-off on that fits and saves space; "" until known. None that
+    quantizes a second time: the original is better."""
+    for name in names[names.index(PREFERRED[0]) :]:
         if (outcome := predictions.get(name)) is None:
             break
         if isinstance(outcome, str) or outcome.forecast.lossy or outcome.forecast.header.file_size >= source_size:
             continue
-        if verdict(outcome.prediction) == "fits" and (outcome.prediction.low_tok_s or PACE) >= PACE:
+        if verdict(outcome.prediction) == "fits":
             return name
     return ""
 

@@ -19,6 +19,7 @@ CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
 MACHINE_HEADS = ("MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS")
 CODE = 0.8
 """The acceptance rate per token at which a draft model is compared: that of code."""
+_FIT_ELSEWHERE = "Add `--on all` for the machines that it fits, or name a smaller quantization, such as Q3_K_M."
 Lines = list[tuple[str, str]]
 """Labels and texts."""
 
@@ -41,7 +42,7 @@ def seconds(figure: Range) -> str:
 
 def _seconds_of(value: float) -> str:
     """Return seconds with three digits or so."""
-    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+    return f"{value:.{3 if value < 0.1 else 2}f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def title(plan: CapacityPlan) -> str:
@@ -54,7 +55,8 @@ def lines(plan: CapacityPlan) -> Lines:
     found = [("file", f"{paths.shown(Path(plan.model.path))}, which is here")] if plan.model.path else []
     found.append(("memory", plan.memory.explained))
     if plan.tok_s is None:
-        return [*found, ("tok/s", f"n/a: {plan.why_not}")]
+        elsewhere = [("", _FIT_ELSEWHERE)] if plan.verdict == "too large" else []
+        return [*found, ("tok/s", f"n/a: {plan.why_not}"), *elsewhere]
     assert plan.ttft_s is not None  # all figures are there when one is
     machine = plan.machine
     per_token, sign = units.size(round(plan.bytes_per_token)), "≈" if doubt(machine) else "≤"

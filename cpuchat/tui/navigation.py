@@ -34,9 +34,9 @@ class Navigator:
         """Returns the model to load."""
         return await self._result("models.repository.RepositoryScreen", self._services, repo, quantization=quantization)
 
-    async def draft_models(self) -> Path | None:
-        """Returns the loaded model when it has to be loaded again."""
-        return await self._result("models.drafts.DraftModelsScreen", self._services)
+    async def draft_models(self, model: LocalModel) -> Path | None:
+        """Returns the file of `model` when it is to be loaded, or loaded again."""
+        return await self._result("models.drafts.DraftModelsScreen", self._services, model)
 
     async def quantize(self, model: LocalModel) -> Path | None:
         """Returns the new file if it was written meanwhile."""

@@ -248,8 +248,8 @@ class Library:
 
     def matching(self, text: str) -> list[list[LocalModel]]:
         """Return the models whose names contain each word of `text`, by their files, in the order of lists; with a
-        quantization or a `place_word` behind a colon those files alone (`qwen2.5-coder:q8_0`). Models that only draft, and those that
-        cannot be loaded, are left out unless there are no others."""
+        quantization or a `place_word` behind a colon those files alone (`qwen2.5-coder:q8_0`). Models that only draft,
+        and those that cannot be loaded, are left out unless there are no others."""
         found = self._models_named(text.lower().split())
         name, colon, quant = text.lower().replace("@", ":").rpartition(":")  # LM Studio writes `qwen@q8_0`
         if not found and colon:

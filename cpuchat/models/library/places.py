@@ -213,7 +213,7 @@ def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) 
 
 
 def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
-    """Return the files of each model together, the largest first, copies in the order of `models`; by the models' names,
+    """Return the files of each model together, the largest first, copies in the order of `models`; by their names,
     the demo after them, then what only drafts, then what is damaged, each file alone."""
     groups: list[list[LocalModel]] = []
     alike: dict[tuple[str, int], list[list[LocalModel]]] = {}

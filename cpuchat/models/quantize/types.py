@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.costs.model import BITS, N_PAST, bytes_read, pass_cost
 from cpuchat.models.cpu_modules import engine_cpu
-from cpuchat.models.file_names import quantization_of, without_quantization
+from cpuchat.models.file_names import quantization_of, without_prefix, without_quantization
 from cpuchat.models.fit import LAYER_TABLE, gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, known_as, model_files, read_model
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, PRECISE, TensorInfo
@@ -93,9 +94,10 @@ _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "
 
 
 def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
-    """Return the types that make a model smaller, by their usual bits per weight."""
-    maximum = SMALLER * model.size
-    return tuple(k for k in TYPES if k.bits * model.n_params / 8 < maximum and k.name != model.quantization.upper())
+    """Return the types that make a model smaller, by their usual bits per weight, and have fewer than its own."""
+    own = _BY_NAME.get(without_prefix(model.quantization.upper()))
+    maximum = min(8 * SMALLER * model.size / max(model.n_params, 1), own.bits if own is not None else math.inf)
+    return tuple(kind for kind in TYPES if kind.bits < maximum)
 
 
 def quant_type(text: str) -> QuantType:

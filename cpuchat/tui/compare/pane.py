@@ -39,10 +39,10 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     TextDelta,
 )
-from cpuchat.telemetry import units
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import heat
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from cpuchat.tui.models.entries import ModelListSection, file_entries, list_rows
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
@@ -180,29 +180,26 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     @work(exclusive=True, group="read")
     async def _read(self) -> None:
         try:
-            self._model, self._repo, rows = await run_in_daemon_thread(self._alternatives)
+            self._model, self._repo, mark, rows = await run_in_daemon_thread(self._alternatives)
         except (CpuchatError, OSError) as error:
-            rows = [ListRow(note=str(error)), *_settings_rows(self._path)]
-        self.listed.show(rows)
+            mark, rows = "", [ListRow(note=str(error)), *_settings_rows(self._path)]
+        self.listed.show(rows, mark)
 
-    def _alternatives(self) -> tuple[LocalModel | None, str, list[ListRow]]:
-        """Return the model, the repository with its other quantizations ("" for none), and the list. Blocks."""
+    def _alternatives(self) -> tuple[LocalModel | None, str, str, list[ListRow]]:
+        """Return the model, the repository with its other quantizations ("" for none), and the list with the key of
+        what is selected first ("": the first line). Blocks."""
         library, path = self._services.library, self._path
         models = [model for model in library.local_models() if not model.damaged and model.kind == "model"]
         model = next((model for model in models if model.path == path), None) or library.at(path)
         rest = [other for other in models if other.path != path]
-        same = [other for other in rest if model is not None and is_same_model(model, other)]
-        same.sort(key=lambda other: other.quantization not in PAIR)  # the cursor stands on the first
+        same = [one for one in rest if model is not None and one.quantization != model.quantization
+                and is_same_model(model, one)]  # fmt: skip
         listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
         repo = (model.repo if model is not None else "") or (listed.repos[0] if listed is not None else "")
 
         def of(heading: str, models: list[LocalModel]) -> list[ListRow]:
-            rows = [ListRow(name=heading)] if models else []
-            for model in models:
-                speed = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else ""
-                columns = (model.quantization, units.size(model.size), "here", speed)
-                rows.append(ListRow(key=str(model.path), name=model.name, columns=columns))
-            return rows
+            sections = [ModelListSection(heading, file_entries(models))] if models else []
+            return list_rows(sections, {}, None)
 
         rows, offered = of("other quantizations", same), list[ListRow]()
         if repo:
@@ -211,7 +208,8 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
             offered.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
         rows += [ListRow(name="download or quantize"), *offered] if offered else []
         rows += _settings_rows(path)
-        return model, repo, [*rows, *of("other models", [other for other in rest if other not in same])]
+        mark = next((f"local {one.path}" for one in same if one.quantization in PAIR), "")
+        return model, repo, mark, [*rows, *of("other models", [one for one in rest if one not in same])]
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
@@ -226,7 +224,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         elif key == _QUANTIZE and self._model is not None:
             chosen = await navigation.quantize(self._model)
         else:
-            chosen = Path(key) if key else None
+            chosen = Path(key.removeprefix("local ")) if key else None
         if chosen is not None:
             await self.dismiss_when_on_top(await run_in_daemon_thread(partial(Side.of, chosen, changes)))
         elif key:

@@ -39,6 +39,7 @@ from cpuchat.tui.widgets.prompt import PromptInput
 _NOISY_MS = 3000
 """From when on it is said that an answer gets no verdict."""
 _QUIET_SECONDS = 3
+_SAMPLE = "Write a Python function that merges two sorted lists."
 
 
 class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
@@ -68,6 +69,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         self._places = PlacesList(self.comparison.names, id="places")
         self._prompt = PromptInput(self.submit, id="prompt")
         self._prompt.border_title = "Prompt for both · Enter sends"
+        self._prompt.suggestions = (_SAMPLE,)
+        self._prompt.placeholder = f"1  {_SAMPLE}"
         self._left = False
         self._waits = False  # for quiet cores
         self._agreeing: Worker[bool] | None = None
@@ -157,7 +160,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
         def tell(share: float) -> None:
             if self.has_widgets:
-                self._stage.border_subtitle = f"each side reads both answers: {100 * share:.0f} %"
+                said = f"each side reads both answers: {100 * share:.0f} %"
+                self._stage.border_subtitle = self._places.border_subtitle = said
 
         try:
             found = await comparison.agree(tell)
@@ -165,7 +169,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
             found = None
         if self.has_widgets:
-            self._stage.border_subtitle = subtitle
+            self._stage.border_subtitle, self._places.border_subtitle = subtitle, ""
             self.refresh_bindings()
             if found is not None:
                 self._show_agreement()
@@ -423,12 +427,13 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             return
         if self._agreeing is None or not self._agreeing.is_running:
             self._agreeing = self._agree() if turns[-1].rounds[-1].agreement is None else None
+        self.add_class("-places")  # at once: Esc goes back to the stage
+        self._places.focus()
         if self._agreeing is not None and not await result_of(self._agreeing):
+            self.remove_class("-places")
+            self._panes[0].focus()
             if reason := await asyncio.to_thread(self.comparison.agreement_refused):
                 self.notify(clean_line(reason), markup=False)
-            return
-        self.add_class("-places")
-        self._places.focus()
 
     @on(PlacesList.Chosen)
     def _place_chosen(self, event: PlacesList.Chosen) -> None:

@@ -21,9 +21,10 @@ from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
-from cpuchat.base.text import clean_line, cut
+from cpuchat.base.text import clean_line
 from cpuchat.compare.agreement import Agreement
 from cpuchat.compare.recording import Recording
+from cpuchat.models.file_names import shortened
 from cpuchat.present import compare
 from cpuchat.telemetry import units
 from cpuchat.tui.widgets.charts import merged, nice_max
@@ -39,7 +40,7 @@ _MARKS = {"agrees": ("■", "same"), "close": ("□", "changed"), "matters": ("�
 """Of a token by its step of the agreement, tinted like that in both answers. In a cell for several, the last of these
 counts."""
 _STEPS: Line = [("■", "same"), (" agrees  ", "label"), ("□ close", "changed"), ("  ", ""), ("◆ matters", "parted")]
-_MAX_BAR, _MAX_NAME, _LABEL, _RATE = 24, 22, 17, 12
+_MAX_BAR, _LABEL, _RATE = 24, 17, 12
 
 
 class Scene(NamedTuple):
@@ -79,8 +80,7 @@ class Scene(NamedTuple):
         """Draw both tracks, below a scale; with `tail`, the ratio is at the end of the leader's."""
         recording = self.recording
         names = [f"{letter} {clean_line(side.name)}" for letter, side in zip("AB", recording.sides, strict=True)]
-        max_name = _MAX_NAME if n_scales else max(8, width // 5)
-        names = [cut(name, max_name) for name in names]
+        names = shortened(names, width // 4)
         labels = max(map(len, names)) + 1
         ratio = self._ratio(at_ms) if tail else None
         track = max(width - labels - _RATE - (8 if tail else 0), 4)

@@ -1,4 +1,4 @@
-"""Draft models for the loaded model and their predicted speed-up: use one, and download it first if needed."""
+"""Draft models for a model and their predicted speed-up: use one, and download it first if needed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cpuchat.models.drafts.candidates import DraftCandidate, candidates, check, 
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import known_as, read_model
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.ollama import ollama_name
 from cpuchat.present import models
 from cpuchat.present.table import ListRow
@@ -54,17 +55,16 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
 
 
 class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
-    """Draft models for the loaded model, of which there must be one; verdicts fill in one by one.
+    """Draft models for `model`; verdicts fill in one by one.
 
-    Returns its file if it has to be loaded again, else None."""
+    Returns its file if it is to be loaded, or loaded again, else None."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
-        loaded = services.conversation.model
-        assert loaded is not None
-        self._services, self._loaded = services, loaded
-        self.list_title = f"Draft models for {loaded.name}"
-        self._target = Path(loaded.path)
+        self._services, self._target = services, model.path
+        is_loaded = services.loaded_path == model.path
+        self._loaded = services.conversation.model if is_loaded else None
+        self.list_title = f"Draft models for {model.name}"
         self.candidates: dict[str, DraftCandidate] | None = None
         self.problem = ""
         self._folds = True
@@ -95,16 +95,16 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
     def _find(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
         """Return the target's header and the candidates, unchecked; blocks.
 
-        Raises ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed."""
+        Raises ModelNotFound, ModelDamaged: the file of the model is gone or has changed."""
         from cpuchat.models.drafts.candidates import target_costs
         from cpuchat.models.machine import machine_for
 
         target = read_model(self._target)
         costs = target_costs(target.path)
-        if self._loaded.pass_ms:  # measured with the cores in use
+        if self._loaded is not None and self._loaded.pass_ms:  # measured with the cores in use
             costs = costs._replace(pass_ms=self._loaded.pass_ms)
         here = self._services.library.local_models(beside=target.path)
-        machine = machine_for(target.path, self._services.settings, self._loaded)
+        machine = machine_for(target.path, self._services.settings, self._services.conversation.model)
         found = candidates(target, here, load_catalog(), costs, machine)
         return target, [*local_heads(target, here, costs, machine), *found]
 
@@ -118,6 +118,8 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
 
     def _is_loaded(self, candidate: DraftCandidate) -> bool:
         name = (candidate.path is not None and ollama_name(candidate.path)) or candidate.name
+        if self._loaded is None:
+            return False
         return bool(name) and (name, candidate.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
 
     def _put(self, *candidates: DraftCandidate) -> None:

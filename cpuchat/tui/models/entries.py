@@ -7,7 +7,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,11 +200,11 @@ class ModelListState:
         ours = [model for model in self.local or () if not only_drafts(model)]
         none = self.local_problem or "no models yet: choose one below, or paste the path of a file or folder"
         note = "" if words else none if self.local is not None else "Reading…"
-        yield ModelListSection(HERE_HEADING, _entries(ours, words), note)
+        yield ModelListSection(HERE_HEADING, file_entries(ours, words), note)
         for closed in () if words else self.unavailable:
             yield ModelListSection("", (), f"! {closed}")
         draft_only = [model for model in self.local or () if only_drafts(model)]
-        yield ModelListSection("only for drafting", _entries(draft_only, words))
+        yield ModelListSection("only for drafting", file_entries(draft_only, words))
         by_heading: dict[str, list[ModelListEntry]] = {}
         for served in self.on_servers:
             if _has(words, str(served.source), served.kind):
@@ -243,7 +243,7 @@ class ModelListState:
             yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, search),))
 
 
-def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry, ...]:
+def file_entries(models: list[LocalModel], words: Collection[str] = ()) -> tuple[ModelListEntry, ...]:
     """Return the files that have `words` in their names, several of one model below its name. Those that would look
     the same are told apart."""
     found: list[tuple[LocalModel, ModelListEntry]] = []
@@ -541,11 +541,12 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
     use = use if model.has_template else "base model: continues text (no chat template)"
     is_loaded = model.path == loaded
     is_read = known.prediction is not None and known.prediction.exact
+    decision = prediction.decision_rows(known.prediction, use, model.measured_tok_s, model.drafted_tok_s)
     return [
         ("problem", known.problem),
-        *prediction.decision_rows(known.prediction, use, model.measured_tok_s, model.drafted_tok_s),
+        *(decision if is_read or known.problem else decision[:1]),  # the header says how much, and of which draft model
         ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts)),
-        ("draft", known.draft or ("none: F9 lists candidates" if is_loaded and is_read else "")),
+        ("draft", known.draft or ("none: F9 lists candidates" if is_read else "")),
         ("draft head", known.head),
         *_place(model, known.target, "now" if is_loaded else units.ago(model.last_used, time.time())),
     ]

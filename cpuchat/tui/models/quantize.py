@@ -126,9 +126,9 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     # Making it
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable quantizing while a job runs: one at a time."""
+        """Offer quantizing or, while a job runs, stopping that: one at a time."""
         busy = self._services.quantizing.job is not None
-        return None if (action == "make" and busy) or (action == "stop" and not busy) else True
+        return not (action == "make" and busy) and not (action == "stop" and not busy)
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="ask")

@@ -247,9 +247,9 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         if action not in ("choose", "hold") or not self.is_mounted:
             return True
         entry = self.marked
-        if entry is None:
-            return None
-        return True if action == "choose" or (entry.download is not None and entry.download.state != "done") else None
+        if entry is None or action == "choose":
+            return entry is not None
+        return entry.download is not None and entry.download.state != "done"
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")

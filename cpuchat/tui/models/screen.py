@@ -349,6 +349,7 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
             details = self.details.get(entry.key) or ModelDetails(self.predictions.get(entry.key))  # until it is read
             rows = entries.detail_rows(entry.subject, details, self.catalog, self._loaded)
             self.show_details(rows, entries.title(entry.subject))
+        self.refresh_bindings()
         if self._details_timer is not None:
             self._details_timer.stop()
         self._details_timer = self.set_timer(_READ_AFTER, self.read_details)
@@ -458,13 +459,25 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
 
     # What can be done with a model that is here
 
-    def _marked_model(self, what: str, *, whole: bool = False) -> LocalModel | None:
-        """Return the selected model if it is on this machine; else say that `what` needs one, a `whole` one."""
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer for the selected line only what can be done with it."""
+        if action not in ("quantize", "compare", "drafts", "delete") or not self.has_widgets:
+            return True
+        match self.entry.subject if self.entry is not None else None:
+            case LocalModel() | TypedFile(problem=""):
+                return True
+            case Download():
+                return action == "delete"
+            case _:
+                return False
+
+    def _marked_model(self, *, whole: bool = False) -> LocalModel | None:
+        """Return the selected model; else, or where it is not `whole` but has to be, say why not."""
         model = self.entry.subject if self.entry is not None else None
-        if isinstance(model, TypedFile) and not model.problem:
+        if isinstance(model, TypedFile):
             model = self.reader.library.at(model.path)
         if not isinstance(model, LocalModel):
-            self.notify(f"Only a downloaded model can be {what}. Enter shows its files.")
+            self.warn("Not a language model.")
         elif model.damaged and whole:
             self.warn(model.damaged)
         else:
@@ -476,7 +489,7 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
         """Compare the loaded model with the selected one; itself with what is chosen then."""
         from cpuchat.compare.runner import Side
 
-        model, loaded = self._marked_model("compared", whole=True), self._loaded
+        model, loaded = self._marked_model(whole=True), self._loaded
         if model is None:
             return
         if self._loading is not None or not isinstance(loaded, Path):
@@ -489,7 +502,7 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
 
     @work
     async def action_quantize(self) -> None:
-        if model := self._marked_model("quantized", whole=True):
+        if model := self._marked_model(whole=True):
             made = await self.services.navigation.quantize(model)
             if made is not None:
                 self._wanted = f"local {made}"
@@ -502,7 +515,7 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
         if self.entry is not None and isinstance(self.entry.subject, Download):
             self._cancel(self.entry.subject)
             return
-        model = self._marked_model("deleted")
+        model = self._marked_model()
         if model is None:
             return
         try:
@@ -534,12 +547,9 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
 
     @work
     async def action_drafts(self) -> None:
-        if self._loading is not None or self.services.conversation.model is None:
-            self.warn("Draft models are listed once a model is loaded.")
-        elif isinstance(self.services.loaded, ServerModel):
-            self.warn("The server chooses its draft model: see its options.")
-        else:
-            self._returned(await self.services.navigation.draft_models())
+        model = self._marked_model(whole=True)
+        if model is not None and (path := await self.services.navigation.draft_models(model)) is not None:
+            self._take(path)
 
     def _returned(self, path: Path | None) -> None:
         if path is not None:
