@@ -39,6 +39,7 @@ def states(app: RunningApp) -> dict[str, str]:
 async def opened(app: RunningApp) -> DraftModelsScreen:
     """Open the screen and wait for all verdicts."""
     await models_screen.opened(app)
+    await mark(app, f"local {TARGET}")
     await app.press("f9")
     screen = await app.opens(DraftModelsScreen)
     await app.until(lambda: screen.candidates is not None and "checking…" not in states(app).values())
