@@ -82,6 +82,7 @@ async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> Non
         await app.press("f5")
         screen = await app.opens(QuantizeScreen)
         await app.until(lambda: "Q8_0" in screen.predictions)
+        screen.listed.mark("Q8_0")
         await app.press("enter")
         await app.opens(ModelsScreen)
         await app.until(lambda: "llama-Q8_0.gguf" in marked(app))
