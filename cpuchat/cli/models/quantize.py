@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
+from cpuchat.base.errors import DraftMismatch, Interrupted, QuantizeFailed, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import print_json
@@ -23,19 +24,25 @@ from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library, as_typed, short_specs
-from cpuchat.models.machine import machine_for, this_machine
+from cpuchat.models.machine import Machine, machine_for, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
 from cpuchat.models.quantize.types import (
     TYPES,
     MatrixTypes,
+    QuantizeProcess,
+    SpeedHere,
+    forecast_type,
     is_folder,
     quant_type,
+    source_header,
+    speed_here,
     suggested_folder,
     suggested_path,
-    type_speed,
+    typical_speeds,
 )
+from cpuchat.models.traffic import model_work
 from cpuchat.present.models import doubt, here, lighter_output, takes_arithmetic, why_here
 from cpuchat.telemetry.units import size, time_left
 
@@ -55,7 +62,7 @@ are given. Ctrl+C deletes the partial file."""
 @click.argument("source", required=False)
 @click.argument("kind", metavar="[TYPE]", required=False)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("--list", "as_list", is_flag=True, help="List the types: speed here, and layout at load.")
+@click.option("--list", "as_list", is_flag=True, help="List the types: speed here (of SOURCE), and layout at load.")
 @click.option("--output-tensor-type", "output", metavar="TYPE", help="Type of the output matrix, e.g. Q4_0 for drafts.")
 @click.option("--token-embedding-type", "embedding", metavar="TYPE", help="Type of the token embeddings.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
@@ -68,9 +75,7 @@ def quantize(
     """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT, at low priority."""
     library = Library(settings.load().model.folders)
     if as_list:
-        if source is not None:
-            library.resolve(source)  # the table is the same for all, but not for what is not here
-        return _list_types()
+        return _list_types(library.resolve(source, tell_choice) if source is not None else None)
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
     wanted, path = quant_type(kind), library.resolve(source, tell_choice)
@@ -106,20 +111,35 @@ def quantize(
     terminal.note(f"Start it: `cpuchat -m {name}`.")
 
 
-def _list_types() -> None:
-    machine, cpu = this_machine(settings.load()), engine_cpu()
+async def _forecasts(path: Path, machine: Machine) -> dict[str, tuple[float, SpeedHere]]:
+    """Return bits per weight and speed of a model in each type that it can have, as the app shows them."""
+    source, found = await source_header(path), dict[str, tuple[float, SpeedHere]]()
+    async with QuantizeProcess() as process:
+        for kind in TYPES:
+            with contextlib.suppress(QuantizeFailed):
+                made = (await forecast_type(process, source, kind)).header
+                found[kind.name] = made.bits_per_weight, speed_here(machine, model_work(made), model_work(source))
+    return found
+
+
+def _list_types(source: Path | None) -> None:
+    chosen, cpu = settings.load(), engine_cpu()
+    machine = machine_for(source, chosen) if source is not None else this_machine(chosen)
+    speeds = asyncio.run(_forecasts(source, machine)) if source is not None else typical_speeds(machine)
     ours, slow = chosen_types(cpu), dict[str, str]()
     rows = [("TYPE", "BITS", "HERE", "AT LOAD", "")]
     for kind in TYPES:
-        layout, speed = format_of(kind.tensor, cpu, ours), type_speed(machine, kind)
-        known = here(speed) if speed else "no SIMD" if kind.tensor in machine.scalar_types else "n/a"
+        layout, (bits, speed) = format_of(kind.tensor, cpu, ours), speeds.get(kind.name, (kind.bits, None))
+        is_scalar = kind.tensor in machine.scalar_types
+        known = "no SIMD" if is_scalar else here(speed) if speed else "n/a"
         arranged = layout.words if layout is not None else "as is"
-        rows.append((kind.name, f"{kind.bits:.2f}", known, arranged, kind.about))
-        if speed and takes_arithmetic(speed):
+        rows.append((kind.name, f"{bits:.2f}", known, arranged, kind.about))
+        if speed and not is_scalar and takes_arithmetic(speed):
             slow[kind.tensor] = why_here(kind.tensor, speed)
     echo_table(rows, right=(1, 2), drop=(3, 1))
     click.echo()
-    echo_paragraph("HERE: decoding against Q8_0 on this machine; ≈ predicted, else by measured passes of the type.")
+    what = file_name(source) if source is not None else "Q8_0, both of 8B,"
+    echo_paragraph(f"HERE: decoding against {what} on this machine; ≈ predicted, else by measured passes of the type.")
     for words in filter(None, (*slow.values(), doubt(machine))):
         echo_paragraph(f"{words[:1].upper()}{words[1:]}.")
 

@@ -136,10 +136,12 @@ def expectation(
     basis: str,
     measured: float | None = None,
     usual: tuple[tuple[Kind, float], ...] = TYPICAL,
+    about: str = "",
 ) -> Expectation:
     """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair. `pass_ms` as of
     `gain`, () when the target was never calibrated; `draft_ms`: 0 when not known. `basis`: where `draft_ms` comes from,
-    or why it is not known. `usual`: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts."""
+    or why it is not known. `usual`: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts.
+    `about`: "≈" of passes that are predicted."""
     if not pass_ms:
         return Expectation()
     if draft_ms <= 0:
@@ -150,11 +152,11 @@ def expectation(
     best = max(one.acceptance for one in gains)
     no_gain = ""
     if pass_ms[0] < MIN_PLAIN_MS:
-        no_gain = f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
+        no_gain = f"a pass takes {about}{pass_ms[0]:.2g} ms, and handling drafts takes as long"
     elif not gain(pass_ms, 0.0, best).depth:
         no_gain = "batch verification costs as much as token-by-token decoding"
     elif not any(one.depth for one in gains):
-        no_gain = f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+        no_gain = f"a drafted token takes {draft_ms:.1f} ms, too slow against {about}{pass_ms[0]:.1f} ms for a pass"
     return Expectation(gains, basis, draft_ms, no_gain)
 
 
@@ -356,7 +358,9 @@ class _Target(NamedTuple):
                 draft_ms, basis = 1e3 * own * both.draft, f"{about} ({self.machine.source})"
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
-        found = expectation(passes, draft_ms, basis, self.costs.acceptance.get(pair), usual)
+        found = expectation(
+            passes, draft_ms, basis, self.costs.acceptance.get(pair), usual, "" if self.costs.pass_ms else "≈"
+        )
         savings = output_savings(draft) if exact else 0.0
         return msgspec.structs.replace(found, scalar_type=scalar, output_savings=savings)
 
