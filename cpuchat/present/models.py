@@ -5,7 +5,6 @@ Rows of lists, and details as labels and texts, the most important first. Names 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine, TunedMachine
 from cpuchat.models.prediction import Prediction
-from cpuchat.models.quantize.types import TYPES, Forecast, QuantType, SpeedHere, speed_here
+from cpuchat.models.quantize.types import Forecast, QuantType, SpeedHere, speed_here
 from cpuchat.models.traffic import model_work
 from cpuchat.present import downloads
 from cpuchat.present.table import WHY, ListRow
@@ -253,14 +252,6 @@ def draft_details(key: str, candidate: DraftCandidate | None, *, is_loaded: bool
         ("path", paths.shown(candidate.path) if candidate.path is not None else ""),
     ]
     return [(label, clean_line(words)) for label, words in text if words]
-
-
-def lighter_output(expected: Expectation, draft: str, quantization: str) -> str:
-    """Return how to make a draft model that reads less; "" where that saves little, or cannot be made."""
-    if not expected.output_savings or all(kind.name != quantization for kind in TYPES):
-        return ""
-    command = f"cpuchat models quantize {shlex.quote(draft)} {quantization} --output-tensor-type Q4_0"
-    return f"with its output in Q4_0 it reads {100 * expected.output_savings:.0f} % less per token: `{command}`"
 
 
 def _vocabulary(candidate: DraftCandidate) -> str:
@@ -522,15 +513,10 @@ def here(speed: SpeedHere) -> str:
 _FAR = 0.9  # of what the bytes promise
 
 
-def takes_arithmetic(speed: SpeedHere) -> bool:
-    """Return whether a type is slower than its bytes promise."""
-    return speed.ratio < _FAR * speed.by_bytes
-
-
 def why_here(kind: str, speed: SpeedHere) -> str:
     """Return why a type is so fast on this machine."""
     by_bytes = units.factor(speed.by_bytes)
-    if takes_arithmetic(speed):
+    if speed.ratio < _FAR * speed.by_bytes:
         return f"{kind} takes more arithmetic on this CPU ({by_bytes} by its bytes)"
     if _FAR * speed.ratio > speed.by_bytes:
         return f"the other one takes more arithmetic on this CPU ({by_bytes} by its bytes)"
@@ -538,30 +524,14 @@ def why_here(kind: str, speed: SpeedHere) -> str:
     return f"a token reads {abs(100 - 100 / speed.by_bytes):.0f} % {more} bytes"
 
 
-def better_than(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> str:
-    """Return a type of better quality that is as small and as fast here as `kind`; "" where there is none."""
-    found = predictions.get(kind.name)
-    if not isinstance(found, TypePrediction):
-        return ""
-    for better in TYPES[: TYPES.index(kind)]:
-        other = predictions.get(better.name)
-        if isinstance(other, TypePrediction) and (
-            other.here.ratio >= found.here.ratio and other.forecast.header.file_size <= found.forecast.header.file_size
-        ):
-            return better.name
-    return ""
-
-
 def quantize_row(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> ListRow:
     """Format a line of the list. The prediction of a type that cannot be made is its problem."""
-    outcome, better = predictions.get(kind.name), better_than(kind, predictions)
-    columns, about = ("", "", "", ""), f"{better} is better here" if better else kind.about
+    outcome, columns = predictions.get(kind.name), ("", "", "", "")
     if isinstance(outcome, str):
         columns = ("", "", "impossible", "")
     elif outcome is not None:
         columns = ("", size(outcome.forecast.header.file_size), fit(outcome.prediction), here(outcome.here))
-    dim = bool(better) or isinstance(outcome, str)
-    return ListRow(key=kind.name, name=f"{kind.name} · {about}", columns=columns, dim=dim)
+    return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=isinstance(outcome, str))
 
 
 def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:

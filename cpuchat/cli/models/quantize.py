@@ -43,7 +43,7 @@ from cpuchat.models.quantize.types import (
     typical_speeds,
 )
 from cpuchat.models.traffic import model_work
-from cpuchat.present.models import doubt, here, lighter_output, takes_arithmetic, why_here
+from cpuchat.present.models import doubt, here
 from cpuchat.telemetry.units import size, time_left
 
 _EPILOG = """\b
@@ -126,21 +126,18 @@ def _list_types(source: Path | None) -> None:
     chosen, cpu = settings.load(), engine_cpu()
     machine = machine_for(source, chosen) if source is not None else this_machine(chosen)
     speeds = asyncio.run(_forecasts(source, machine)) if source is not None else typical_speeds(machine)
-    ours, slow = chosen_types(cpu), dict[str, str]()
+    ours = chosen_types(cpu)
     rows = [("TYPE", "BITS", "HERE", "AT LOAD", "")]
     for kind in TYPES:
         layout, (bits, speed) = format_of(kind.tensor, cpu, ours), speeds.get(kind.name, (kind.bits, None))
-        is_scalar = kind.tensor in machine.scalar_types
-        known = "no SIMD" if is_scalar else here(speed) if speed else "n/a"
+        known = "no SIMD" if kind.tensor in machine.scalar_types else here(speed) if speed else "n/a"
         arranged = layout.words if layout is not None else "as is"
         rows.append((kind.name, f"{bits:.2f}", known, arranged, kind.about))
-        if speed and not is_scalar and takes_arithmetic(speed):
-            slow[kind.tensor] = why_here(kind.tensor, speed)
     echo_table(rows, right=(1, 2), drop=(3, 1))
     click.echo()
     what = file_name(source) if source is not None else "Q8_0, both of 8B,"
     echo_paragraph(f"HERE: decoding against {what} on this machine; ≈ predicted, else by measured passes of the type.")
-    for words in filter(None, (*slow.values(), doubt(machine))):
+    if words := doubt(machine):
         echo_paragraph(f"{words[:1].upper()}{words[1:]}.")
 
 
@@ -164,11 +161,9 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
     other = library.resolve(draft, tell_choice)
-    verdict, expected, lighter = check_files(path, other), None, ""
+    verdict, expected = check_files(path, other), None
     if verdict.ok:
-        header = read_model(other)
-        expected = expected_pair(read_model(path), header, target_costs(path), machine_for(path, chosen))
-        lighter = lighter_output(expected, draft, header.quantization)
+        expected = expected_pair(read_model(path), read_model(other), target_costs(path), machine_for(path, chosen))
     if as_json:
         facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
@@ -177,7 +172,7 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
         cannot = f"cannot draft for {file_name(path)}: {verdict.reason}."
         click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
         told = f"Expected: {expected.words}." if expected is not None else OTHER_DRAFTS
-        for line in filter(None, (verdict.note, told, f"Cheaper: {lighter}." if lighter else "")):
+        for line in filter(None, (verdict.note, told)):
             click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
 
