@@ -34,8 +34,7 @@ from cpuchat.models.prediction import Prediction, estimate
 
 _SAME_SIZE = 0.3
 """Share by which the parameter counts of two models of one name may differ: some files contain the embedding table
-once, some twice.
-"""
+once, some twice."""
 
 _WHY_NO_DRAFT = {
     "small": "small: drafts for larger models",

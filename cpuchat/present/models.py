@@ -69,9 +69,7 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
 def _model(model: Inspection) -> Rows:
     header, counted = model.header, n_params(model.header)
     twice = f", {units.parameters(header.n_params)} with the output matrix, a copy of its embeddings"
-    has_copy = (
-        header.output_matrix == "output.weight" and header.n_params - counted > header.n_vocab * header.n_embd / 2
-    )
+    copied = header.output_matrix == "output.weight" and header.n_params > counted + header.n_vocab * header.n_embd / 2
     parts = f", {header.split_count} parts" if header.split_count > 1 else ""
     active = f", {units.parameters(header.n_params_active)} active" if header.n_params_active < header.n_params else ""
     heads = f"{header.n_head} query, {model.heads_kv} KV, head size {header.key_length}" if header.n_head else ""
@@ -83,7 +81,7 @@ def _model(model: Inspection) -> Rows:
     return [
         ("name", header.name),
         ("architecture", header.architecture),
-        ("parameters", units.parameters(counted) + active + twice * has_copy),
+        ("parameters", units.parameters(counted) + active + twice * copied),
         ("quantization", f"{header.quantization}, {header.bits_per_weight:.2f} bits per weight"),
         ("trained context", plural(header.n_ctx_train, "token") if header.n_ctx_train else ""),
         ("layers", f"{header.n_layer}, embedding {header.n_embd:,}, feed-forward {header.n_ff:,}"),

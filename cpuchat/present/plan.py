@@ -84,14 +84,13 @@ def lines(plan: CapacityPlan) -> Lines:
 def _decoding(plan: CapacityPlan) -> str:
     """`300 (250–340) GB/s of 367`; `17 (8–26) GB/s of 20 (10–30)` of an estimate, unless passes say more than that."""
     machine, read, rate = plan.machine, plan.machine.read_gbs, plan.read_rate
-    if plan.in_cache:
-        return f"{rates(rate, units.bandwidth)} GB/s (from L3)"
     assert rate is not None  # with tok_s
-    if rate.low >= 1e9 * read.at("high") or (machine.fitted is not None and read.basis != "measured"):
-        return f"{rates(rate, units.bandwidth)} GB/s"
+    shown = f"{rates(rate, units.bandwidth)} GB/s"
+    if plan.in_cache or rate.low >= 1e9 * read.at("high") or (machine.fitted is not None and read.basis != "measured"):
+        return shown + " (from L3)" * plan.in_cache
     span = f" ({_gbs(read.low)}–{_gbs(read.high)})" if read.low and read.high else " or more"
     about = span if machine.free_gb is not None and read.high else ""
-    return f"{rates(rate, units.bandwidth)} GB/s of {_gbs(read.value)}{about}"
+    return f"{shown} of {_gbs(read.value)}{about}"
 
 
 def _gbs(value: float) -> str:
@@ -135,9 +134,8 @@ def _shared(plan: CapacityPlan) -> Lines:
     together = f"{rates(plan.shared_tok_s)} tok/s together"
     found = [("users", f"{rates(users, '{:.0f}'.format)} at {tok_s:g} tok/s each, {together}{limit}")]
     if users.value >= 2:
-        more = "; llama-server and vLLM answer more" if users.value > MAX_PARALLEL else ""
         at_once = min(round(users.value), MAX_PARALLEL)
-        found.append(("", f"`cpuchat serve --parallel {at_once}` answers {at_once} at once{more}"))
+        found.append(("", f"`cpuchat serve --parallel {at_once}` answers {at_once} at once"))
     return found
 
 

@@ -105,8 +105,6 @@ def quantize(
     finally:
         terminal.clear_progress()
     terminal.line(f"{made}  {size(made.stat().st_size)}")
-    layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
-    terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
     name = library.typed_names([*filter(None, [library.at(made)])])[0]
     terminal.note(f"Start it: `cpuchat -m {name}`.")
 
@@ -201,8 +199,6 @@ def _print_candidates(target: Path, library: Library, chosen: settings.Settings,
     else:
         if not fitting:
             click.echo(f"cpuchat: No smaller local model can draft for {file_name(target)}.", err=True)
-            if not listed:
-                click.echo("  Look for a small model of its family and generation.", err=True)
         table = [("DRAFT MODEL", "SIZE", "EXPECTED", "")]
         for spec, one in listed.items():
             on_hub = "" if one.path is not None else "on Hugging Face, not checked"
