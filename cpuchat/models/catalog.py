@@ -34,8 +34,7 @@ from cpuchat.models.prediction import Prediction, estimate
 
 _SAME_SIZE = 0.3
 """Share by which the parameter counts of two models of one name may differ: some files contain the embedding table
-once, some twice.
-"""
+once, some twice."""
 
 _WHY_NO_DRAFT = {
     "small": "small: drafts for larger models",
@@ -229,6 +228,13 @@ def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogMode
     return None
 
 
+def n_params(model: LocalModel | GGUFHeader) -> int:
+    """Return the parameters of a model file as its publisher counts them, which is once of embeddings that it contains
+    twice; of one that the catalog does not know, those in the file."""
+    entry = match_local(load_catalog(), model)
+    return round(1e9 * entry.params) if entry is not None else model.n_params
+
+
 @lru_cache(maxsize=4096)
 def _key(name: str) -> frozenset[str]:
     """Return the words and numbers of a model's name that identify it, in any order and spelling."""
@@ -336,7 +342,7 @@ def best_local(models: Iterable[tuple[LocalModel, Prediction]]) -> LocalModel | 
         (order(model, found), model)
         for model, found in models
         if not model.damaged and model.source != "demo" and not only_drafts(model)
-        and found.verdict != "too large" and not found.too_slow
+        and found.needed <= found.available and not found.too_slow
     ]  # fmt: skip
     return min(here, key=lambda one: one[0])[1] if here else None
 

@@ -247,13 +247,13 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         return self.total - self.reclaimable
 
     def breakdown(self, draft: MemoryNeed | None = None) -> str:
-        """Explain `min_bytes` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`; below 10 MB
+        """Explain `min_bytes` in GB: `weights 4.7 + KV cache 0.5 (4,096 tokens) + draft 0.7 + buffers 0.4`; below 10 MB
         in MB."""
         weights = self.weights - self.reclaimable + self.repack  # a repacked copy replaces what it was made of
         parts = [f"weights {_part(weights)}"] if weights > 0 else []
         if self.kv:
             times = f"{self.parallel} × " if self.parallel > 1 else ""
-            parts.append(f"KV cache {_part(self.kv)} ({times}{self.n_ctx} tokens)")
+            parts.append(f"KV cache {_part(self.kv)} ({times}{self.n_ctx:,} tokens)")
         if draft is not None:
             parts.append(f"draft {_part(draft.min_bytes)}")
         rest = f"{'buffers' if self.kv else 'KV cache and buffers'} {_part(self.compute)}"
@@ -570,7 +570,7 @@ def check_fit(
         if options.type_k in ("f16", "f32", "bf16") and options.flash_attn != "off":
             longer = min(largest_context(header, quantized, available_bytes), need.n_ctx)
             if longer > fitting:
-                ideas.append(f"a q8_0 KV cache allows {longer} tokens (prefill at 4k: half as fast)")
+                ideas.append(f"a q8_0 KV cache allows {longer:,} tokens (prefill at 4k: half as fast)")
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
         ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0; prefill at 4k: half as fast)"]
     if not ideas:

@@ -33,7 +33,7 @@ from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ROUGH
 
-Fit = Literal["fits", "tight", "too large"]
+Fit = Literal["fits", "tight", "not free", "too large"]
 TOO_LARGE = "does not fit: weights would be read from disk"
 TOO_SLOW = 0.95
 """tok/s below which a model, shown as ≈0.9 or less, counts as too slow: a paragraph takes minutes."""
@@ -62,21 +62,23 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> Fit:
         """Return whether it fits.
 
-        - "too large": it needs more than is available now, and the engine would refuse it;
+        - "too large": it needs more than the machine has for models, whatever runs there;
+        - "not free": it needs more than is available now, and the engine would refuse it;
         - "tight": it loads, but leaves less than a twentieth of the memory (at least 0.5 GB) for everything else, so
           that files of other programs, or its own weights, are evicted from the page cache;
         - "fits": it leaves more."""
         if self.needed > self.available:
-            return "too large"
+            usable = self.total_memory - spare_bytes(self.total_memory)
+            return "not free" if self.needed <= usable else "too large"
         return "tight" if self.needed + spare_bytes(self.total_memory) > self.available else "fits"
 
     @property
     def outcome(self) -> str:
-        """Return the verdict, and of what is too large when it would fit."""
-        if self.verdict == "too large" and self.draft_need is not None and self.need.min_bytes <= self.available:
-            return "too large, but it fits without the draft model"
-        if self.verdict == "too large" and self.needed <= self.total_memory - spare_bytes(self.total_memory):
-            return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
+        """Return the verdict, and of what does not fit now when it would."""
+        if self.needed > self.available and self.draft_need is not None and self.need.min_bytes <= self.available:
+            return f"{self.verdict}, but it fits without the draft model"
+        if self.verdict == "not free":
+            return f"not free while other programs use {gigabytes(self.total_memory - self.available)} GB"
         return self.verdict
 
     @property
@@ -86,7 +88,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def explained(self) -> str:
-        """`6.3 of 21.4 GB free: fits · weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4`."""
+        """`6.3 of 21.4 GB free: fits · weights 4.7 + KV cache 0.5 (8,192 tokens) + draft 0.7 + buffers 0.4`."""
         return f"{self.needed_of_free}: {self.outcome} · {self.need.breakdown(self.draft_need)}"
 
 
@@ -125,6 +127,8 @@ def predict(
     if draft is not None:  # more snapshots of a recurrent state are kept then
         options = msgspec.structs.replace(options, draft_path=str(draft.path))
     need, _ = plan_memory(header, options, machine.available)
+    if need.min_bytes > machine.available:  # as it would be without other programs, not with the shortest context
+        need, _ = plan_memory(header, options, machine.total - spare_bytes(machine.total))
     return _judged(
         machine,
         need,
@@ -231,13 +235,13 @@ def _judged(
         return msgspec.structs.replace(found, basis=TOO_LARGE if found.verdict == "too large" else why_not)
     cost = pass_cost(machine.profile, work, 1, n_past)
     own_cost = PassCost(factor * cost.fixed, factor * cost.read, factor * cost.compute)
-    rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes) / factor)
     is_cached = work.weight_bytes <= machine.cache_bytes
     source = ("from L3" if is_cached else machine.source) + ", by its own passes" * (abs(factor - 1) > _MUCH)
-    basis = f"{rate} GB/s ({source}) ÷ {units.size(found.bytes_per_token)} per token; "
+    rate = machine.profile.read_rate(work.weight_bytes) / factor
+    basis = f"{units.bandwidth(rate)} GB/s ({source}) ÷ {units.size(found.bytes_per_token)} per token; "
     basis += units.takes("memory", cost.read / cost.seconds)  # the first ÷ the second × this is the speed
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
-    reads = max(machine.peak, machine.probed * machine.profile.read_rate(work.weight_bytes) / factor)
+    reads = max(machine.peak, machine.probed * rate)
     limit = reads / found.bytes_per_token if not is_cached else None
     tok_s = 1 / own_cost.seconds
     low = tok_s / ROUGH if machine.rough else tok_s

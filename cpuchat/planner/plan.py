@@ -51,7 +51,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES, grouped, shown_name
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.ollama import file_name
-from cpuchat.models.prediction import TOO_LARGE, MemoryFit, usual_need
+from cpuchat.models.prediction import TOO_LARGE, MemoryFit, spare_bytes, usual_need
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.support import check_supported, scalar_type_of, scalar_types, why_slow
 from cpuchat.models.synthetic.model import SHAPES, header_of
@@ -430,7 +430,6 @@ ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
 MAX_USERS = 1024
 """Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
-_USABLE = 0.95
 
 
 class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -473,6 +472,10 @@ class Range(msgspec.Struct, frozen=True):
         low, value, high = sorted(change(one) for one in (self.low, self.value, self.high))
         return Range(low, value, high)
 
+    def below(self, most: float) -> Range:
+        """Return the range without what is above `most`, which `value` is not."""
+        return Range(self.low, self.value, min(self.high, most))
+
 
 class Drafted(msgspec.Struct, frozen=True, kw_only=True):
     """With a draft model at an `acceptance` rate per token: the best `depth` (0: off), tok/s and the speed-up."""
@@ -491,10 +494,10 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a machine.
 
-    `tok_s` of one chat in the middle of an answer; None when it does not fit. `limit` takes most of a pass, with
-    `limit_share` of it. `ttft_s` of the prompt on an idle machine. Ceilings in tok/s: if only reading took time, and if
-    only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
-    at most what memory holds (`users_by_memory`).
+    `tok_s` of one chat in the middle of an answer; None when it does not fit. `read_rate`: bytes of weights per
+    second; `in_cache`: L3 holds them. `limit` takes most of a pass, with `limit_share` of it. `ttft_s` of the prompt on
+    an idle machine. Ceilings in tok/s: if only reading took time, and if only computing did, which no drafter exceeds.
+    `users`: chats that can be decoded together at the target rate each, at most what memory holds (`users_by_memory`).
 
     `scalar_type`: as of `Prediction`; then no speed is planned."""
 
@@ -506,6 +509,8 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     users_by_memory: int
     bytes_per_token: float
     tok_s: Range | None = None
+    read_rate: Range | None = None
+    in_cache: bool = False
     limit: str = ""
     limit_share: float = 0.0
     prefill_tok_s: Range | None = None
@@ -546,7 +551,7 @@ def make_plan(
     total, n_ctx = 1e9 * machine.memory_gb.value, workload.n_ctx
     if n_ctx == PlannedWorkload().n_ctx:  # as a load chooses it
         n_ctx = max(min(n_ctx, model.n_ctx_train or n_ctx), workload.n_prompt + workload.n_answer)
-    available = round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total)
+    available = round(1e9 * machine.free_gb.value if machine.free_gb is not None else total - spare_bytes(total))
     options = msgspec.structs.replace(options, n_ctx=n_ctx, draft_path=draft.path or draft.name if draft else "")
     (need, n_rs_seq), draft_need = _need(machine, model, options, available), _draft_need(machine, draft, options)
     memory = MemoryFit(
@@ -559,7 +564,7 @@ def make_plan(
         draft=draft,
         workload=workload,
         memory=memory,
-        users_by_memory=max((memory.available - memory.needed + each) // each, 0) if each else MAX_USERS,
+        users_by_memory=1 + max(memory.available - memory.needed, 0) // each if each else MAX_USERS,
         bytes_per_token=bytes_read(model.work, 1, workload.n_past),
         scalar_type=scalar_type_of(model.work, machine.scalar_types),
     )
@@ -570,20 +575,24 @@ def make_plan(
     tok_s = _over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds)
     ttft_s = _over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds)
     users, shared = _shared(plan)
-    # As if only reading took time, like the chat's panel; none where L3 holds the weights.
-    cached = machine.profile().read_rate(work.weight_bytes)
-    reading = [max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS]
-    is_cached = machine.l3_mb is not None and work.weight_bytes <= 1e6 * machine.l3_mb.value
+    read_rate = _over(machine, lambda profile: profile.read_rate(work.weight_bytes))
+    in_cache, ceiling = machine.l3_mb is not None and work.weight_bytes <= 1e6 * machine.l3_mb.value, None
+    if not in_cache:
+        reading = _reading(machine, read_rate)
+        ceiling = reading.map(lambda rate: rate / plan.bytes_per_token)
+        read_rate, tok_s = read_rate.below(reading.high), tok_s.below(ceiling.high)
     plan = msgspec.structs.replace(
         plan,
         tok_s=tok_s,
+        read_rate=read_rate,
+        in_cache=in_cache,
         usd_per_million=workload.usd_per_million(tok_s),
         shared_usd_per_million=workload.usd_per_million(shared),
         limit=middle.limit,
         limit_share=middle.limit_share,
         prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
         ttft_s=ttft_s,
-        memory_ceiling=Range(*reading) if not is_cached else None,
+        memory_ceiling=ceiling,
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=users,
         shared_tok_s=shared,
@@ -593,6 +602,14 @@ def make_plan(
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0), longest)
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return plan
+
+
+def _reading(machine: MachineSpec, decoding: Range) -> Range:
+    """Return the bytes per second if only reading took time, like the chat's panel: as read, or as passes were found to
+    be `decoding` where that is more."""
+    passes = Range(*[decoding.value] * 3) if machine.fitted is not None else decoding
+    low, value, high = (1e9 * machine.read_gbs.at(name) for name in SCENARIOS)
+    return Range(max(low, passes.low), max(value, passes.value), max(high, passes.high))
 
 
 def _shared(plan: CapacityPlan) -> tuple[Range, Range]:
@@ -674,11 +691,7 @@ def catalog_plans(
     chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
     models = {entry.id: here.get(entry.id) or from_catalog(entry) for entry in chat}
     models |= {id: model for id, model in here.items() if catalog.find(id) is None}
-    plans: list[CapacityPlan] = []
-    for model in models.values():
-        machine = machine_for(model, None)
-        plan = make_plan(msgspec.structs.replace(machine, free_gb=None), model, workload, options=options)
-        plans.append(msgspec.structs.replace(plan, machine=machine))
+    plans = (make_plan(machine_for(model, None), model, workload, options=options) for model in models.values())
     return fastest_first(plan for plan in plans if plan.tok_s is not None)
 
 

@@ -40,7 +40,7 @@ _FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
     "acceptance": ("acceptance", _percent),
     "per_pass": ("tokens per pass", lambda value: f"{value:.1f}"),
     "memory": ("resident memory", units.size),
-    "bytes": ("bytes per token", units.size),
+    "bytes": ("mean bytes per token", units.size),
     "bandwidth": ("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
     "utilization": ("utilization", _percent),
     "joules": ("J/token", lambda value: f"{value:.2f} J"),

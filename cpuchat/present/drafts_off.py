@@ -9,7 +9,7 @@ from cpuchat.protocol.reasons import DraftsOff, OffKind
 _WORDS: Final[dict[OffKind, str]] = {
     "uncalibrated": "not calibrated yet (done while the chat is idle)",
     "nothing to draft from": "nothing to draft from yet",
-    "too fast": "decoding takes {off.plain_ms:.2g} ms per token, and handling drafts takes as long",
+    "too fast": "a pass takes {off.plain_ms:.2g} ms, and handling drafts takes as long",
     "slow prefill": "prefilling the draft model would take {off.prefill_s:.1f} s",
     "slow draft model": "the draft model takes {off.draft_ms:.3g} ms per token, plain decoding {off.plain_ms:.3g} ms",
     "slow verification": "batch verification costs as much as token-by-token decoding on these cores",

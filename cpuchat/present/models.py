@@ -5,7 +5,6 @@ Rows of lists, and details as labels and texts, the most important first. Names 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line, cut
 from cpuchat.costs.model import N_PAST
-from cpuchat.models.catalog import CatalogModel
+from cpuchat.models.catalog import CatalogModel, n_params
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate, Expectation, OwnHead
 from cpuchat.models.file_names import PREFERRED
@@ -25,14 +24,14 @@ from cpuchat.models.gguf.header import GGUFHeader, known_as
 from cpuchat.models.heads import SERVER_RECIPE, TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
+from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import Prediction, predict
-from cpuchat.models.quantize.types import TYPES, Forecast, QuantType, SpeedHere, speed_here
+from cpuchat.models.machine import Machine, TunedMachine
+from cpuchat.models.prediction import Prediction
+from cpuchat.models.quantize.types import Forecast, QuantType, SpeedHere, speed_here
 from cpuchat.models.traffic import model_work
 from cpuchat.present import downloads
 from cpuchat.present.table import WHY, ListRow
-from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ROUGH_WORDS
 from cpuchat.telemetry.roofline import NO_LIMIT
@@ -69,7 +68,9 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
 
 
 def _model(model: Inspection) -> Rows:
-    header = model.header
+    header, counted = model.header, n_params(model.header)
+    twice = f", {units.parameters(header.n_params)} with the output matrix, a copy of its embeddings"
+    copied = header.output_matrix == "output.weight" and header.n_params > counted + header.n_vocab * header.n_embd / 2
     parts = f", {header.split_count} parts" if header.split_count > 1 else ""
     active = f", {units.parameters(header.n_params_active)} active" if header.n_params_active < header.n_params else ""
     heads = f"{header.n_head} query, {model.heads_kv} KV, head size {header.key_length}" if header.n_head else ""
@@ -81,7 +82,7 @@ def _model(model: Inspection) -> Rows:
     return [
         ("name", header.name),
         ("architecture", header.architecture),
-        ("parameters", units.parameters(header.n_params) + active),
+        ("parameters", units.parameters(counted) + active + twice * copied),
         ("quantization", f"{header.quantization}, {header.bits_per_weight:.2f} bits per weight"),
         ("trained context", plural(header.n_ctx_train, "token") if header.n_ctx_train else ""),
         ("layers", f"{header.n_layer}, embedding {header.n_embd:,}, feed-forward {header.n_ff:,}"),
@@ -252,14 +253,6 @@ def draft_details(key: str, candidate: DraftCandidate | None, *, is_loaded: bool
     return [(label, clean_line(words)) for label, words in text if words]
 
 
-def lighter_output(expected: Expectation, draft: str, quantization: str) -> str:
-    """Return how to make a draft model that reads less; "" where that saves little, or cannot be made."""
-    if not expected.output_savings or all(kind.name != quantization for kind in TYPES):
-        return ""
-    command = f"cpuchat models quantize {shlex.quote(draft)} {quantization} --output-tensor-type Q4_0"
-    return f"with its output in Q4_0 it reads {100 * expected.output_savings:.0f} % less per token: `{command}`"
-
-
 def _vocabulary(candidate: DraftCandidate) -> str:
     if candidate.failed:
         return f"unknown: {candidate.failed}"
@@ -276,11 +269,11 @@ def purpose(model: CatalogModel) -> str:
 
 
 def verdict(prediction: Prediction | None) -> str:
-    """Return `fits`, `tight`, `too large`, or `too slow` to be of use, `no SIMD` where it would load but be
+    """Return `fits`, `tight`, `not free` now, `too large`, or `too slow` to be of use, `no SIMD` where it would be
     computed without vector instructions; "" when unknown."""
     if prediction is None:
         return ""
-    if prediction.scalar_type and prediction.verdict in ("fits", "tight"):
+    if prediction.scalar_type and prediction.verdict != "too large":
         return "no SIMD"
     return "too slow" if prediction.too_slow else prediction.verdict
 
@@ -306,12 +299,13 @@ def decision_rows(prediction: Prediction | None, use: str = "", plain: float = 0
     tok/s measured in chats, 0 where they were not."""
     if prediction is None:
         return []
-    shown = prediction.outcome if prediction.verdict == "too large" else verdict(prediction)
+    shown = prediction.outcome if prediction.verdict == verdict(prediction) else verdict(prediction)
     speed = measured_speed(plain, drafted) or predicted_speed(prediction)
     why = f"{prediction.needed_of_free}: {prediction.need.breakdown(prediction.draft_need)}"
-    if prediction.tok_s is not None and not plain:
-        reads = prediction.bytes_per_token
-        why += f" · {units.size(reads)} per token at {units.bandwidth(prediction.tok_s * reads)} GB/s"
+    if prediction.cost is not None and not plain:
+        reads, cost = prediction.bytes_per_token, prediction.cost
+        why += f" · {units.size(reads)} per token at {units.bandwidth(reads / cost.read)} GB/s; "
+        why += units.takes("memory", cost.read / cost.seconds)
     elif not plain and prediction.verdict != "too large":
         why += f" · no speed: {prediction.basis}"
     return [("fit", " · ".join(filter(None, (shown, speed, use)))), (WHY, why)]
@@ -478,12 +472,16 @@ class TypePrediction:
     here: SpeedHere
 
 
-def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
-    """Predict what `forecast` gives on `machine`. Takes some milliseconds: call it in a thread."""
+def predict_type(source: GGUFHeader, forecast: Forecast, machine: TunedMachine, library: Library) -> TypePrediction:
+    """Predict what `forecast` gives on `machine`, beside the draft model of `source`. Takes some milliseconds: call it
+    in a thread."""
+    from cpuchat.models.drafts.choice import predict_load
+
+    options = machine.settings(source.path).load_options()
     return TypePrediction(
         forecast=forecast,
-        prediction=predict(forecast.header, options, machine),
-        here=speed_here(machine, model_work(forecast.header, options), model_work(source, options)),
+        prediction=predict_load(forecast.header, machine, library)[0],
+        here=speed_here(machine.of(source.path), *(model_work(one, options) for one in (forecast.header, source))),
     )
 
 
@@ -514,15 +512,10 @@ def here(speed: SpeedHere) -> str:
 _FAR = 0.9  # of what the bytes promise
 
 
-def takes_arithmetic(speed: SpeedHere) -> bool:
-    """Return whether a type is slower than its bytes promise."""
-    return speed.ratio < _FAR * speed.by_bytes
-
-
 def why_here(kind: str, speed: SpeedHere) -> str:
     """Return why a type is so fast on this machine."""
     by_bytes = units.factor(speed.by_bytes)
-    if takes_arithmetic(speed):
+    if speed.ratio < _FAR * speed.by_bytes:
         return f"{kind} takes more arithmetic on this CPU ({by_bytes} by its bytes)"
     if _FAR * speed.ratio > speed.by_bytes:
         return f"the other one takes more arithmetic on this CPU ({by_bytes} by its bytes)"
@@ -530,30 +523,14 @@ def why_here(kind: str, speed: SpeedHere) -> str:
     return f"a token reads {abs(100 - 100 / speed.by_bytes):.0f} % {more} bytes"
 
 
-def better_than(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> str:
-    """Return a type of better quality that is as small and as fast here as `kind`; "" where there is none."""
-    found = predictions.get(kind.name)
-    if not isinstance(found, TypePrediction):
-        return ""
-    for better in TYPES[: TYPES.index(kind)]:
-        other = predictions.get(better.name)
-        if isinstance(other, TypePrediction) and (
-            other.here.ratio >= found.here.ratio and other.forecast.header.file_size <= found.forecast.header.file_size
-        ):
-            return better.name
-    return ""
-
-
 def quantize_row(kind: QuantType, predictions: Mapping[str, TypePrediction | str]) -> ListRow:
     """Format a line of the list. The prediction of a type that cannot be made is its problem."""
-    outcome, better = predictions.get(kind.name), better_than(kind, predictions)
-    columns, about = ("", "", "", ""), f"{better} is better here" if better else kind.about
+    outcome, columns = predictions.get(kind.name), ("", "", "", "")
     if isinstance(outcome, str):
         columns = ("", "", "impossible", "")
     elif outcome is not None:
         columns = ("", size(outcome.forecast.header.file_size), fit(outcome.prediction), here(outcome.here))
-    dim = bool(better) or isinstance(outcome, str)
-    return ListRow(key=kind.name, name=f"{kind.name} · {about}", columns=columns, dim=dim)
+    return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=isinstance(outcome, str))
 
 
 def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.base import paths
+from cpuchat.models.fit import gigabytes
+from cpuchat.models.library.places import is_demo
 from cpuchat.protocol.messages import MAX_PARALLEL
 from cpuchat.telemetry import units
 from cpuchat.telemetry.roofline import NO_LIMIT
@@ -66,7 +68,7 @@ def lines(plan: CapacityPlan) -> Lines:
         limits = f"reading {sign} {reading}, computing {sign} {computing} tok/s"
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
-        ("", f"{_decoding(machine)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}"),
+        ("", f"{_decoding(plan)} ÷ {per_token} per token; {units.takes(plan.limit, plan.limit_share)}"),
         (
             "first token",
             f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
@@ -81,14 +83,16 @@ def lines(plan: CapacityPlan) -> Lines:
     return found
 
 
-def _decoding(machine: MachineSpec) -> str:
-    """`250 to 340 GB/s of 367`; `8 to 26 GB/s of 20 (10–30)` of an estimate, unless passes say more than that."""
-    low, high, read = machine.decode_gbs("low"), machine.decode_gbs("high"), machine.read_gbs
-    if low >= read.at("high") or (machine.fitted is not None and read.basis != "measured"):
-        return f"{_gbs(low)} to {_gbs(high)} GB/s"
+def _decoding(plan: CapacityPlan) -> str:
+    """`300 (250–340) GB/s of 367`; `17 (8–26) GB/s of 20 (10–30)` of an estimate, unless passes say more than that."""
+    machine, read, rate = plan.machine, plan.machine.read_gbs, plan.read_rate
+    assert rate is not None  # with tok_s
+    shown = f"{rates(rate, units.bandwidth)} GB/s"
+    if plan.in_cache or rate.low >= 1e9 * read.at("high") or (machine.fitted is not None and read.basis != "measured"):
+        return shown + " (from L3)" * plan.in_cache
     span = f" ({_gbs(read.low)}–{_gbs(read.high)})" if read.low and read.high else " or more"
     about = span if machine.free_gb is not None and read.high else ""
-    return f"{_gbs(low)} to {_gbs(min(high, read.at('high')))} GB/s of {_gbs(read.value)}{about}"
+    return f"{shown} of {_gbs(read.value)}{about}"
 
 
 def _gbs(value: float) -> str:
@@ -117,7 +121,8 @@ def _draft_lines(plan: CapacityPlan) -> Lines:
     if not plan.drafted:
         found.append(("", "n/a: its weights have no SIMD kernel on this CPU"))
     elif not any(one.pays for one in plan.drafted):
-        found.append(("", "Off is recommended: the best gain is under 10 %."))
+        demo = ". The demo loads it to show drafting" if is_demo(Path(plan.model.path)) else ""
+        found.append(("", f"Off is recommended: the best gain is under 10 %{demo}."))
     return found
 
 
@@ -131,16 +136,15 @@ def _shared(plan: CapacityPlan) -> Lines:
     together = f"{rates(plan.shared_tok_s)} tok/s together"
     found = [("users", f"{rates(users, '{:.0f}'.format)} at {tok_s:g} tok/s each, {together}{limit}")]
     if users.value >= 2:
-        more = "; llama-server and vLLM answer more" if users.value > MAX_PARALLEL else ""
         at_once = min(round(users.value), MAX_PARALLEL)
-        found.append(("", f"`cpuchat serve --parallel {at_once}` answers {at_once} at once{more}"))
+        found.append(("", f"`cpuchat serve --parallel {at_once}` answers {at_once} at once"))
     return found
 
 
 def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of the catalog on a machine, as of `CATALOG_HEADS`; `marks` explains its marks."""
     assert plan.tok_s is not None and plan.ttft_s is not None  # only models that fit are listed
-    marks = f"{' ○' * bool(plan.model.path)}{' !' * _waits(plan)}"
+    marks = f"{' ○' * bool(plan.model.path)}{' !' * (plan.verdict == 'not free')}"
     return (
         plan.model.name + marks,
         plan.model.quantization,
@@ -151,17 +155,16 @@ def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
     )
 
 
-def _waits(plan: CapacityPlan) -> bool:
-    free = plan.machine.free_gb
-    return free is not None and plan.memory.needed > 1e9 * free.value
+def not_free(available: int) -> str:
+    """Return what keeps models from being loaded now that a machine with `available` bytes free could run."""
+    return f"needs more than the {gigabytes(available)} GB that are free now: close other programs."
 
 
 def marks(plans: Sequence[CapacityPlan]) -> str:
     """Return what the marks in these plans' lines mean."""
     found = " ○ is here, and planned from its file." if any(plan.model.path for plan in plans) else ""
-    if waiting := next((plan.machine.free_gb for plan in plans if _waits(plan)), None):
-        found += f" ! needs more than the {waiting.value:.1f} GB that are free now: close other programs."
-    return found
+    waiting = next((plan.memory for plan in plans if plan.verdict == "not free"), None)
+    return found + (f" ! {not_free(waiting.available)}" if waiting is not None else "")
 
 
 def machine_row(plan: CapacityPlan) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def test_both_answers_the_table_and_the_reason() -> None:
     lines = done.stdout.splitlines()
     assert lines.index("── A Q8_0 ──") < lines.index("── B Q4_K_M ──")
     assert any(line.split() == ["Q8_0", "Q4_K_M", "B", "÷", "A"] for line in lines)
-    for label in ("decode", "first token", "prefill", "resident memory", "bytes per token"):
+    for label in ("decode", "first token", "prefill", "resident memory", "mean bytes per token"):
         assert any(line.startswith(label) for line in lines), label
 
 

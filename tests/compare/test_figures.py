@@ -84,7 +84,7 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     assert stopped.stopped and not fair.stopped
     assert said(disturbed) == "Too noisy for a verdict: other programs were using the cores. Repeat it."
     ratios = {label: ratio for label, *_, ratio in compare.rows(figures_of([disturbed]), NAMES)}
-    assert (ratios["decode"], ratios["first token"], ratios["bytes per token"]) == ("–", "–", "0.60×")
+    assert (ratios["decode"], ratios["first token"], ratios["mean bytes per token"]) == ("–", "–", "0.60×")
     assert "F9 repeats, w waits" in compare.verdict(figures_of([disturbed]).verdict, NAMES, "F9", "w")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
     assert Turn("Why?", [stopped]).counted() == [stopped]

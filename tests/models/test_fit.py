@@ -45,7 +45,7 @@ def test_answers_at_once_are_counted_and_as_many_as_half_of_the_rest_holds_are_c
     header = header_of_shape(SHAPES["0.5b"], "Q8_0")
     alone = fit.required_memory(header, LoadOptions(), 4096)
     three = fit.required_memory(header, LoadOptions(parallel=3), 4096)
-    assert three.kv == 3 * alone.kv and "3 × 4096 tokens" in three.breakdown()
+    assert three.kv == 3 * alone.kv and "3 × 4,096 tokens" in three.breakdown()
     for spare, expected in ((0, 1), (2, 2), (4, 3), (100, AUTO_PARALLEL)):
         available = alone.min_bytes + spare * alone.kv
         need, _ = fit.plan_memory(header, LoadOptions(n_ctx=4096, parallel=0), available)
@@ -148,7 +148,7 @@ def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
         fit.check_fit(need, available, header, options)
     largest = fit.largest_context(header, options, available)
     assert "2.3 GB = weights 0.04 + " in caught.value.message
-    assert "KV cache 1.0 (1000000 tokens)" in caught.value.message
+    assert "KV cache 1.0 (1,000,000 tokens)" in caught.value.message
     assert f"{fit.gigabytes(available)} GB are available" in caught.value.message
     assert f"--ctx {largest} would fit" in caught.value.hint
     assert "q8_0 KV cache" in caught.value.hint

@@ -78,8 +78,8 @@ def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
     assert "draft 0.1" in both.explained
     tight = msgspec.structs.replace(MACHINE, available=alone.needed)
     refused = predict(headers["dense"], options, tight, draft=headers["draft"])
-    assert refused.verdict == "too large" and refused.need.min_bytes <= refused.available
-    assert "free: too large, but it fits without the draft model · " in refused.explained
+    assert refused.verdict == "not free" and refused.need.min_bytes <= refused.available
+    assert "free: not free, but it fits without the draft model · " in refused.explained
 
 
 def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
@@ -90,11 +90,11 @@ def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
         return predict(headers["dense"], options, msgspec.structs.replace(MACHINE, available=needed + room))
 
     spare = MACHINE.total // 20
-    assert [with_room(n).verdict for n in (spare, spare - 1, 0, -1)] == ["fits", "tight", "tight", "too large"]
+    assert [with_room(n).verdict for n in (spare, spare - 1, 0, -1)] == ["fits", "tight", "tight", "not free"]
     check_fit(with_room(0).need, with_room(0).available)
     with pytest.raises(DoesNotFit):
         check_fit(with_room(-1).need, with_room(-1).available)
-    assert "too large while other programs use" in with_room(-1).explained
+    assert "not free while other programs use" in with_room(-1).explained
     small = msgspec.structs.replace(MACHINE, available=needed - 1, total=needed)
     assert predict(headers["dense"], options, small).explained.partition(" · ")[0].endswith("free: too large")
 
@@ -103,19 +103,20 @@ def test_the_sum_is_spelled_out() -> None:
     seen = predict(
         header_of("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=header_of("0.5b", "Q8_0")
     )
-    assert seen.explained.startswith("9.7 of 20.0 GB free: fits · weights 8.1 + KV cache 0.47 (8192 tokens) + draft")
+    assert seen.explained.startswith("9.7 of 20.0 GB free: fits · weights 8.1 + KV cache 0.47 (8,192 tokens) + draft")
     assert seen.explained.endswith("+ draft 0.81 + buffers 0.29 GB")
 
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:
     """The models list and the planner answer the same question: one chat, in the middle of an answer."""
-    planned = msgspec.structs.replace(PLANNED, fitted=two_cores())
-    facts = {"available": 900_000_000_000, "profile": two_cores(), "scalar_types": planned.scalar_types}
+    planned = msgspec.structs.replace(PLANNED, fitted=two_cores(), memory_gb=Figure(25), free_gb=Figure(12))
+    facts = {"available": 12_000_000_000, "profile": two_cores(), "scalar_types": planned.scalar_types}
     here = msgspec.structs.replace(MACHINE, **facts)
     for entry in load_catalog().models:
         if entry.sizes:
             plan, expected = make_plan(planned, from_catalog(entry), PlannedWorkload()), estimate_entry(entry, here)
-            assert (plan.scalar_type, plan.tok_s is None) == (expected.scalar_type, bool(expected.scalar_type))
+            assert (plan.scalar_type, plan.tok_s is None) == (expected.scalar_type, expected.tok_s is None)
+            assert plan.memory.verdict == expected.verdict  # by the whole memory; `!` or "not free" marks the rest
             assert plan.memory.need == expected.need and "≈" in plan.memory.explained, entry.id
             if plan.tok_s is not None:
                 assert expected.tok_s == pytest.approx(plan.tok_s.value), entry.id

@@ -12,7 +12,7 @@ from cpuchat.models.catalog import PACE, Catalog, CatalogModel, Ranked, best_loc
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, estimate_local
-from cpuchat.models.quantize.types import quant_type, type_speed
+from cpuchat.models.quantize.types import typical_speeds
 from cpuchat.present.models import verdict, why_here
 from tests.support.costs import reading
 
@@ -128,12 +128,13 @@ def test_a_type_is_as_fast_as_its_kernels_are_and_not_as_its_bytes_promise() -> 
     here = msgspec.structs.replace(
         machine(30, 40), profile=computing("Q4_K"), measured_types=frozenset({"Q4_K", "Q8_0"})
     )
-    q4, q6 = (type_speed(here, quant_type(name)) for name in ("Q4_K_M", "Q6_K"))
-    assert q4 is not None and q4.is_measured and q4.ratio < 0.8 < 1.7 < q4.by_bytes
+    speeds = typical_speeds(here)
+    q4, q6 = speeds["Q4_K_M"][1], speeds["Q6_K"][1]
+    assert q4.is_measured and q4.ratio < 0.8 < 1.7 < q4.by_bytes
     assert "Q4_K takes more arithmetic on this CPU" in why_here("Q4_K", q4)
-    assert q6 is not None and not q6.is_measured and q6.ratio == pytest.approx(q6.by_bytes, rel=0.01)
+    assert not q6.is_measured and q6.ratio == pytest.approx(q6.by_bytes, rel=0.01)
     assert "fewer bytes" in why_here("Q6_K", q6)
-    assert type_speed(here, quant_type("TQ1_0")) is None
+    assert "TQ1_0" not in speeds
 
 
 def test_under_one_token_per_second_is_too_slow() -> None:

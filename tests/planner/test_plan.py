@@ -68,7 +68,7 @@ def test_this_machine_fits_a_model_as_the_lists_say(free: float) -> None:
     )  # fmt: skip
     memory = make_plan(here, find_model("8b:Q8_0", CATALOG), PlannedWorkload()).memory
     assert memory.available == free * 1e9
-    assert memory.verdict == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
+    assert memory.verdict == {9.0: "not free", 10.5: "tight", 15.0: "fits"}[free]
     idle = msgspec.structs.replace(here, free_gb=Figure(40))
     plans = [catalog_plans(lambda *_, on=on: on, CATALOG, PlannedWorkload()) for on in (here, idle)]
     names, every = ([catalog_row(plan)[0] for plan in found] for found in plans)

@@ -22,7 +22,6 @@ from cpuchat.models.catalog import CatalogModel, estimates, load_catalog, match_
 from cpuchat.models.downloads.manager import Downloads
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import usual_head
-from cpuchat.models.fit import gigabytes
 from cpuchat.models.heads import kind_named, title
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model
@@ -32,6 +31,7 @@ from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
 from cpuchat.present.models import decision_rows, doubt, verdict
+from cpuchat.present.plan import not_free
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -107,7 +107,7 @@ def _explain(
         predicted = predict(header, chosen.load_options(), machine)
     for _, text in decision_rows(predicted):
         terminal.note(f"  {text}")
-    return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
+    return "It does not fit into the available memory." if predicted.needed > predicted.available else ""
 
 
 async def _download(repository: Repository, model: RepoModel, terminal: TerminalOutput) -> Download:
@@ -180,7 +180,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     rows = [_row(model, expected.get(model.id), here, recommended) for model in found]
     echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S"), *rows], right=(1, 2, 4), drop=(1, 2))
     footnotes = [
-        f"FIT and TOK/S are estimated from the file size, for the {gigabytes(machine.available)} GB that are free now.",
+        f"FIT and TOK/S are estimated from the file size; `not free` {not_free(machine.available)}",
         "★ recommended here, for chats if nothing else is named. ○ downloaded. ? repository, ≈ size not verified.",
         "Download one: cpuchat models download ID.",
     ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
+from cpuchat.base.errors import DraftMismatch, Interrupted, QuantizeFailed, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import print_json
@@ -23,20 +24,26 @@ from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library, as_typed, short_specs
-from cpuchat.models.machine import machine_for, this_machine
+from cpuchat.models.machine import Machine, machine_for, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
 from cpuchat.models.quantize.types import (
     TYPES,
     MatrixTypes,
+    QuantizeProcess,
+    SpeedHere,
+    forecast_type,
     is_folder,
     quant_type,
+    source_header,
+    speed_here,
     suggested_folder,
     suggested_path,
-    type_speed,
+    typical_speeds,
 )
-from cpuchat.present.models import doubt, here, lighter_output, takes_arithmetic, why_here
+from cpuchat.models.traffic import model_work
+from cpuchat.present.models import doubt, here
 from cpuchat.telemetry.units import size, time_left
 
 _EPILOG = """\b
@@ -55,7 +62,7 @@ are given. Ctrl+C deletes the partial file."""
 @click.argument("source", required=False)
 @click.argument("kind", metavar="[TYPE]", required=False)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("--list", "as_list", is_flag=True, help="List the types: speed here, and layout at load.")
+@click.option("--list", "as_list", is_flag=True, help="List the types: speed here (of SOURCE), and layout at load.")
 @click.option("--output-tensor-type", "output", metavar="TYPE", help="Type of the output matrix, e.g. Q4_0 for drafts.")
 @click.option("--token-embedding-type", "embedding", metavar="TYPE", help="Type of the token embeddings.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
@@ -68,9 +75,7 @@ def quantize(
     """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT, at low priority."""
     library = Library(settings.load().model.folders)
     if as_list:
-        if source is not None:
-            library.resolve(source)  # the table is the same for all, but not for what is not here
-        return _list_types()
+        return _list_types(library.resolve(source, tell_choice) if source is not None else None)
     if source is None or kind is None:
         missing = "TYPE is" if source else "SOURCE and TYPE are"
         raise UsageError(f"{missing} missing.", "`cpuchat models quantize --list` lists the types.")
@@ -101,27 +106,37 @@ def quantize(
     finally:
         terminal.clear_progress()
     terminal.line(f"{made}  {size(made.stat().st_size)}")
-    layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
-    terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
     name = library.typed_names([*filter(None, [library.at(made)])])[0]
     terminal.note(f"Start it: `cpuchat -m {name}`.")
 
 
-def _list_types() -> None:
-    machine, cpu = this_machine(settings.load()), engine_cpu()
-    ours, slow = chosen_types(cpu), dict[str, str]()
+async def _forecasts(path: Path, machine: Machine) -> dict[str, tuple[float, SpeedHere]]:
+    """Return bits per weight and speed of a model in each type that it can have, as the app shows them."""
+    source, found = await source_header(path), dict[str, tuple[float, SpeedHere]]()
+    async with QuantizeProcess() as process:
+        for kind in TYPES:
+            with contextlib.suppress(QuantizeFailed):
+                made = (await forecast_type(process, source, kind)).header
+                found[kind.name] = made.bits_per_weight, speed_here(machine, model_work(made), model_work(source))
+    return found
+
+
+def _list_types(source: Path | None) -> None:
+    chosen, cpu = settings.load(), engine_cpu()
+    machine = machine_for(source, chosen) if source is not None else this_machine(chosen)
+    speeds = asyncio.run(_forecasts(source, machine)) if source is not None else typical_speeds(machine)
+    ours = chosen_types(cpu)
     rows = [("TYPE", "BITS", "HERE", "AT LOAD", "")]
     for kind in TYPES:
-        layout, speed = format_of(kind.tensor, cpu, ours), type_speed(machine, kind)
-        known = here(speed) if speed else "no SIMD" if kind.tensor in machine.scalar_types else "n/a"
+        layout, (bits, speed) = format_of(kind.tensor, cpu, ours), speeds.get(kind.name, (kind.bits, None))
+        known = "no SIMD" if kind.tensor in machine.scalar_types else here(speed) if speed else "n/a"
         arranged = layout.words if layout is not None else "as is"
-        rows.append((kind.name, f"{kind.bits:.2f}", known, arranged, kind.about))
-        if speed and takes_arithmetic(speed):
-            slow[kind.tensor] = why_here(kind.tensor, speed)
+        rows.append((kind.name, f"{bits:.2f}", known, arranged, kind.about))
     echo_table(rows, right=(1, 2), drop=(3, 1))
     click.echo()
-    echo_paragraph("HERE: decoding against Q8_0 on this machine; ≈ predicted, else by measured passes of the type.")
-    for words in filter(None, (*slow.values(), doubt(machine))):
+    what = file_name(source) if source is not None else "Q8_0, both of 8B,"
+    echo_paragraph(f"HERE: decoding against {what} on this machine; ≈ predicted, else by measured passes of the type.")
+    if words := doubt(machine):
         echo_paragraph(f"{words[:1].upper()}{words[1:]}.")
 
 
@@ -145,11 +160,9 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
     other = library.resolve(draft, tell_choice)
-    verdict, expected, lighter = check_files(path, other), None, ""
+    verdict, expected = check_files(path, other), None
     if verdict.ok:
-        header = read_model(other)
-        expected = expected_pair(read_model(path), header, target_costs(path), machine_for(path, chosen))
-        lighter = lighter_output(expected, draft, header.quantization)
+        expected = expected_pair(read_model(path), read_model(other), target_costs(path), machine_for(path, chosen))
     if as_json:
         facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
@@ -158,7 +171,7 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
         cannot = f"cannot draft for {file_name(path)}: {verdict.reason}."
         click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
         told = f"Expected: {expected.words}." if expected is not None else OTHER_DRAFTS
-        for line in filter(None, (verdict.note, told, f"Cheaper: {lighter}." if lighter else "")):
+        for line in filter(None, (verdict.note, told)):
             click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
 
@@ -187,8 +200,6 @@ def _print_candidates(target: Path, library: Library, chosen: settings.Settings,
     else:
         if not fitting:
             click.echo(f"cpuchat: No smaller local model can draft for {file_name(target)}.", err=True)
-            if not listed:
-                click.echo("  Look for a small model of its family and generation.", err=True)
         table = [("DRAFT MODEL", "SIZE", "EXPECTED", "")]
         for spec, one in listed.items():
             on_hub = "" if one.path is not None else "on Hugging Face, not checked"

@@ -19,7 +19,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.costs.calibrations import MAX_TOKENS, MIN_PLAIN_MS, TargetCosts
-from cpuchat.costs.model import ALIKE, BITS, N_PAST, bytes_read, pair_costs
+from cpuchat.costs.model import ALIKE, N_PAST, bytes_read, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.costs import costs_of_target
 from cpuchat.models.cpu_modules import engine_cpu
@@ -27,7 +27,6 @@ from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import HeadSize, head_size, snapshots
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.gguf.parse import PRECISE
 from cpuchat.models.heads import HeadKind, difference, included_layers, is_own, unusable
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import Machine
@@ -82,15 +81,13 @@ class Expectation(msgspec.Struct, frozen=True):
 
     `gains` is empty when nothing is known, and `why` says what is missing; else `why` is the basis of `draft_ms`,
     milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one. `scalar_type` of the
-    draft model as of `Prediction`: only what was measured is told, and it is never worth loading. `output_savings` as
-    of the function."""
+    draft model as of `Prediction`: only what was measured is told, and it is never worth loading."""
 
     gains: tuple[DraftGain, ...] = ()
     why: str = NOT_CALIBRATED
     draft_ms: float = 0.0
     no_gain: str = ""
     scalar_type: str = ""
-    output_savings: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -136,10 +133,12 @@ def expectation(
     basis: str,
     measured: float | None = None,
     usual: tuple[tuple[Kind, float], ...] = TYPICAL,
+    about: str = "",
 ) -> Expectation:
     """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair. `pass_ms` as of
     `gain`, () when the target was never calibrated; `draft_ms`: 0 when not known. `basis`: where `draft_ms` comes from,
-    or why it is not known. `usual`: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts."""
+    or why it is not known. `usual`: acceptance rates of such a pair; of `SAME_MODEL` one holds for all texts.
+    `about`: "≈" of passes that are predicted."""
     if not pass_ms:
         return Expectation()
     if draft_ms <= 0:
@@ -150,26 +149,12 @@ def expectation(
     best = max(one.acceptance for one in gains)
     no_gain = ""
     if pass_ms[0] < MIN_PLAIN_MS:
-        no_gain = f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
+        no_gain = f"a pass takes {about}{pass_ms[0]:.2g} ms, and handling drafts takes as long"
     elif not gain(pass_ms, 0.0, best).depth:
         no_gain = "batch verification costs as much as token-by-token decoding"
     elif not any(one.depth for one in gains):
-        no_gain = f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+        no_gain = f"a drafted token takes {draft_ms:.1f} ms, too slow against {about}{pass_ms[0]:.1f} ms for a pass"
     return Expectation(gains, basis, draft_ms, no_gain)
-
-
-_MIN_SAVINGS, _MIN_BYTES = 0.1, 64e6  # of a token; fewer bytes are held by caches
-
-
-def output_savings(draft: ModelWork) -> float:
-    """Return the share of the bytes of a token that an output matrix in Q4_0 would save a draft model; 0 where that is
-    little, or would quantize the matrix twice.
-
-    Qwen2.5 Coder 0.5B in Q4_K_M, whose output is Q8_0, reads 17 % less and drafts 1.2 times as fast; its 1.5B accepts
-    85 % of the tokens instead of 87 % (docs/speculation.md)."""
-    before = bytes_read(draft, 1, N_PAST)
-    light = sum(one.nbytes - one.madds * BITS["Q4_0"] / 8 for one in draft.head if one.type in PRECISE)
-    return light / before if before >= _MIN_BYTES and light >= _MIN_SAVINGS * before else 0.0
 
 
 UNKNOWN = TargetCosts()
@@ -356,9 +341,10 @@ class _Target(NamedTuple):
                 draft_ms, basis = 1e3 * own * both.draft, f"{about} ({self.machine.source})"
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
-        found = expectation(passes, draft_ms, basis, self.costs.acceptance.get(pair), usual)
-        savings = output_savings(draft) if exact else 0.0
-        return msgspec.structs.replace(found, scalar_type=scalar, output_savings=savings)
+        found = expectation(
+            passes, draft_ms, basis, self.costs.acceptance.get(pair), usual, "" if self.costs.pass_ms else "≈"
+        )
+        return msgspec.structs.replace(found, scalar_type=scalar)
 
 
 def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> Expectation:
@@ -369,8 +355,7 @@ def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, mac
     usual = OF_HEAD if is_head else SAME_MODEL if is_same_model(target, draft) else TYPICAL
     n_tokens = 2 if is_head and draft.number("nextn_predict_layers") > 1 else MAX_TOKENS  # `HeadSequence.max_draft`
     work = model_work(draft, of_head=is_head)
-    found = judged.expected(work, draft.path, exact=True, usual=usual, n_tokens=n_tokens)
-    return msgspec.structs.replace(found, output_savings=0.0) if is_head else found
+    return judged.expected(work, draft.path, exact=True, usual=usual, n_tokens=n_tokens)
 
 
 class OwnHead(msgspec.Struct, frozen=True):

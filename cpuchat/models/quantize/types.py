@@ -306,14 +306,14 @@ def speed_here(machine: Machine, made: ModelWork, than: ModelWork) -> SpeedHere:
 _USUAL_PARAMS = 8e9
 
 
-def type_speed(machine: Machine, kind: QuantType) -> SpeedHere | None:
-    """Compare a model of 8B in this type with the same in Q8_0; None for a type of which no CPU's rate is known."""
-    if kind.tensor not in BITS or kind.tensor in machine.scalar_types:
-        return None
-    made, than = (
-        typical_work(one.bits * _USUAL_PARAMS / 8, one.tensor, params=_USUAL_PARAMS) for one in (kind, _BY_NAME["Q8_0"])
-    )
-    return speed_here(machine, made, than)
+def typical_speeds(machine: Machine) -> dict[str, tuple[float, SpeedHere]]:
+    """Return the usual bits per weight of each type, and the speed of a model of 8B in it against the same in Q8_0;
+    without types of which no CPU's rate is known."""
+    works = {
+        one.name: typical_work(one.bits * _USUAL_PARAMS / 8, one.tensor, params=_USUAL_PARAMS)
+        for one in TYPES if one.tensor in BITS
+    }  # fmt: skip
+    return {name: (_BY_NAME[name].bits, speed_here(machine, work, works["Q8_0"])) for name, work in works.items()}
 
 
 async def source_header(source: Path) -> GGUFHeader:

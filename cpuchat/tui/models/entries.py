@@ -17,7 +17,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line, folded
 from cpuchat.config.servers import ServerModel, Source, host, is_url
-from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
+from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local, n_params
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.file_names import without_quantization
 from cpuchat.models.gguf.header import known_as
@@ -545,7 +545,7 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
     return [
         ("problem", known.problem),
         *(decision if is_read or known.problem else decision[:1]),  # the header says how much, and of which draft model
-        ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts)),
+        ("model", _kind(n_params(model), model.architecture, model.n_ctx_train, experts)),
         ("draft", known.draft or ("none: F9 lists candidates" if is_read else "")),
         ("draft head", known.head),
         *_place(model, known.target, "now" if is_loaded else units.ago(model.last_used, time.time())),

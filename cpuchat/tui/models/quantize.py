@@ -61,11 +61,11 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     @work(exclusive=True, group="forecast")
     async def _forecast(self) -> None:
         """Forecast type by type; figures fill in."""
-        from cpuchat.models.machine import this_machine
+        from cpuchat.models.machine import TunedMachine, this_machine
         from cpuchat.models.quantize.types import QuantizeProcess, forecast_type, source_header
 
         settings, loaded = self._services.settings, self._services.conversation.model
-        machine = await asyncio.to_thread(this_machine, settings, loaded=loaded)
+        machine = TunedMachine(settings, await asyncio.to_thread(this_machine, settings, loaded=loaded), loaded)
         try:
             self._source = await source_header(self._model.path)
             self._marked()
@@ -79,7 +79,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
                         self.predictions[kind.name] = error.message
                     else:
                         self.predictions[kind.name] = await asyncio.to_thread(
-                            models.predict_type, self._source, forecast, machine, settings.load_options()
+                            models.predict_type, self._source, forecast, machine, self._services.library
                         )
                     self._show_types()
                     done, of = len(self.predictions), len(self._types)

@@ -148,7 +148,7 @@ def predict_model(
         if other.base == model.base and other.kind == "model":
             look = expected(other, beside.header if beside is not None else None)
             # A draft model that is not downloaded does not make a model too large.
-            alone = beside is not None and not beside.here and look.verdict == "too large"
+            alone = beside is not None and not beside.here and look.needed > look.available
             predictions[other.key] = expected(other, None) if alone else look
     return predictions, beside
 
@@ -271,11 +271,11 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
             if reason := entry.reason_against_download:
                 self.warn(reason)
                 return
-            title, reason = "", ""
+            title, reason, look = "", "", entry.prediction
             if isinstance(entry.problem, ModelUnsupported):
                 title, reason = "Unsupported", entry.problem.message
-            elif entry.prediction is not None and entry.prediction.verdict == "too large":
-                title, reason = "Too large", f"{downloads.download_title(entry.model)}: {entry.prediction.explained}."
+            elif look is not None and look.needed > look.available:
+                title, reason = look.verdict.capitalize(), f"{downloads.download_title(entry.model)}: {look.explained}."
             question = clean_line(f"{reason} Download anyway?")
             if title and not await self.confirm(title, question, "Download", danger=False):
                 return

@@ -326,7 +326,7 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
         elif isinstance(chosen, Path) and is_demo(chosen):  # who has another model wants that
             subjects = {key: entry.subject for key, entry in self._entries.items()}
             here = [key for key, one in subjects.items() if isinstance(one, LocalModel) and one.source != "demo"]
-            fits = [key for key in here if verdict(self.predictions.get(key)) != "too large"]
+            fits = [key for key in here if verdict(self.predictions.get(key)) not in ("not free", "too large")]
             mark = next((key for key in (*fits, *map(catalog_key, self.state.catalog.suits)) if key in subjects), "")
         else:
             mark = f"{'server' if isinstance(chosen, ServerModel) else 'local'} {chosen}"

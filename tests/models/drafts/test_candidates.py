@@ -14,11 +14,9 @@ from cpuchat.models.drafts.candidates import (
     NOT_CALIBRATED,
     UNKNOWN,
     DraftCandidate,
-    Expectation,
     candidates,
     check,
     expected_pair,
-    output_savings,
     recommended,
 )
 from cpuchat.models.file_names import file_fingerprint
@@ -26,8 +24,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Machine
-from cpuchat.present.models import draft_details, draft_rows, lighter_output
-from cpuchat.protocol.model_info import ModelWork, Weights
+from cpuchat.present.models import draft_details, draft_rows
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
 from tests.support.hub_server import HubServer
@@ -174,24 +171,6 @@ def test_a_type_without_a_simd_kernel_is_marked_and_never_recommended(mine: Path
     for loaded, keys in (("x", ["more"]), ("a", ["a", "more"])):  # the loaded one is listed whatever it gains
         folded = draft_rows({"a": rows[1], "b": rows[1]}, loaded, "", folds=True)
         assert [row.key for row in folded if row.key][: len(keys)] == keys
-
-
-@pytest.mark.parametrize(
-    ("kind", "bits", "scale", "savings"),
-    [("Q8_0", 8.5, 1.0, 0.2), ("F16", 16.0, 1.0, 0.42), ("Q6_K", 6.56, 1.0, 0.0), ("Q8_0", 8.5, 0.1, 0.0)],
-)
-def test_an_output_matrix_of_more_bits_than_a_draft_needs_is_offered_in_fewer(
-    kind: str, bits: float, scale: float, savings: float
-) -> None:
-    """Unless it was quantized before, or the whole model lies in caches."""
-    values = 136e6 * scale
-    head = Weights(kind, values * bits / 8, values)
-    work = ModelWork(n_layer=24, dense=(Weights("Q4_K", 200e6 * scale, 350e6 * scale),), head=(head,))
-    assert output_savings(work) == pytest.approx(savings, abs=0.01)
-    expected = Expectation(output_savings=output_savings(work))
-    for quantization, is_made in (("Q4_K_M", savings > 0), ("IQ2_XXS", False)):
-        told = lighter_output(expected, "small.gguf", quantization)
-        assert ("cpuchat models quantize small.gguf Q4_K_M --output-tensor-type Q4_0" in told) == is_made
 
 
 def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(mine: Path, target: GGUFHeader) -> None:

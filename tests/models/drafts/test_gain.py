@@ -51,6 +51,6 @@ def test_no_gain_is_said_plainly() -> None:
     assert bound.words.startswith("no gain: batch verification costs")
     slow = expectation(FLAT, 50.0, "by its size")
     assert not slow.pays
-    assert slow.words == "no gain: a drafted token takes 50.0 ms, too slow against 10.0 ms for a decoded one"
+    assert slow.words == "no gain: a drafted token takes 50.0 ms, too slow against 10.0 ms for a pass"
     half = expectation((10.0, 15.0, 20.0, 25.0), 1.0, "by its size")
     assert half.words.startswith("no gain in prose, ≈ 1.")

@@ -40,7 +40,7 @@ async def test_the_screen_in_each_size_the_table_and_the_way_back() -> None:
         assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
         await app.pilot.resize_terminal(*WIDE)
         await app.press("t")
-        assert "B ÷ A" in app.screen_text and "bytes per token" in app.screen_text
+        assert "B ÷ A" in app.screen_text and "mean bytes per token" in app.screen_text
         await app.press("escape")
         assert "B ÷ A" not in app.screen_text
         await app.press("escape")
@@ -89,16 +89,16 @@ async def test_repeats_and_medians_and_the_next_prompt_with_a_table_of_its_own()
             await app.done()
             assert told in app.screen_text
         await app.press("t")
-        assert "medians of 3 rounds" in app.screen_text and "bytes per token" in app.screen_text
+        assert "medians of 3 rounds" in app.screen_text and "mean bytes per token" in app.screen_text
         assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
 
         await app.press("n", *"And", "enter")
         await app.until(gate.reached.is_set)
         await app.shows("No figures of this prompt yet.")
-        assert "bytes per token" not in app.screen_text
+        assert "mean bytes per token" not in app.screen_text
         gate.open()
         await app.done()
-        assert "bytes per token" in app.screen_text
+        assert "mean bytes per token" in app.screen_text
         for side in app.sides:
             asked = [message.content for message in side.requests[-1].messages if message.role == "user"]
             assert asked == [PROMPT, "And"] and side.requests[-1].sampling.temperature == 0
