@@ -19,6 +19,7 @@ from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.base.errors import CpuchatError, Interrupted, ModelNotFound, OutputFailed, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.completion import MODEL, NamesByTab
 from cpuchat.cli.lazy import LazyGroup, chat_options
 from cpuchat.cli.output import OutputClosed, cleaned_output, error_json, error_text, json_line
 from cpuchat.protocol.drafters import CHOICES
@@ -83,10 +84,13 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @click.option("--ctx", "engine__ctx", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(
-    "--draft-model", "speculation__draft_model", metavar="FILE|REPO|mtp|none",
+    "--draft-model", "speculation__draft_model", type=MODEL, metavar="FILE|REPO|mtp|none",
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
-@click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
+@click.option(
+    "--drafters", "speculation__drafters", type=NamesByTab(lambda: CHOICES), metavar="NAME",
+    help=f"Drafters: {', '.join(CHOICES)}.",
+)  # fmt: skip
 @click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
@@ -106,7 +110,7 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
         from cpuchat.config.settings import unknown_keys
 
         if unknown := ", ".join(map(clean_line, unknown_keys())):
-            click.echo(f"cpuchat: left out of config.toml, as no settings: {unknown}.", err=True)
+            click.echo(f"cpuchat: config.toml: no setting named {unknown}.", err=True)
     if ctx.invoked_subcommand is not None:
         return 0
     if plain:
@@ -144,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     line = ["--version"] if given == ["version"] else given
     if given[:1] == ["help"]:
-        is_page = len(given) == 2 and given[1] not in ("help", *_COMMANDS) and not cli.hint("cpuchat", given[1])
-        line = ["docs", given[1]] if is_page else [*(one for one in given[1:] if one != "help"), "--help"]
+        is_page = given[1:] and given[1] not in ("help", *_COMMANDS) and not cli.hint("cpuchat", given[1])
+        line = ["docs", *given[1:]] if is_page else [*(one for one in given[1:] if one != "help"), "--help"]
     arguments = list(line)  # without a text at their end, once it is known (`TextCommand`)
     try:
         result = cli.main(args=list(line), prog_name="cpuchat", standalone_mode=False, obj=arguments)

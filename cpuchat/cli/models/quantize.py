@@ -11,6 +11,8 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, Interrupted, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.completion import MODEL, NamesByTab
+from cpuchat.cli.models.library import how_to_use
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
@@ -23,6 +25,7 @@ from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library, as_typed, short_specs
+from cpuchat.models.library.places import only_drafts
 from cpuchat.models.machine import machine_for, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
@@ -50,14 +53,18 @@ Face cache or the store of Ollama, LM Studio or llama.cpp it goes to the first o
 data folder (~/.local/share/cpuchat). Where SOURCE has TYPE already, only the matrices change whose types
 are given. Ctrl+C deletes the partial file."""
 
+_TYPE = NamesByTab(lambda: [one.name for one in TYPES])
+
 
 @click.command("quantize", epilog=_EPILOG)
-@click.argument("source", required=False)
-@click.argument("kind", metavar="[TYPE]", required=False)
+@click.argument("source", required=False, type=MODEL)
+@click.argument("kind", metavar="[TYPE]", required=False, type=_TYPE)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--list", "as_list", is_flag=True, help="List the types: speed here, and layout at load.")
-@click.option("--output-tensor-type", "output", metavar="TYPE", help="Type of the output matrix, e.g. Q4_0 for drafts.")
-@click.option("--token-embedding-type", "embedding", metavar="TYPE", help="Type of the token embeddings.")
+@click.option(
+    "--output-tensor-type", "output", type=_TYPE, metavar="TYPE", help="Of the output matrix, e.g. Q4_0 for drafts."
+)
+@click.option("--token-embedding-type", "embedding", type=_TYPE, metavar="TYPE", help="Of the token embeddings.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -103,8 +110,9 @@ def quantize(
     terminal.line(f"{made}  {size(made.stat().st_size)}")
     layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
     terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
-    name = library.typed_names([*filter(None, [library.at(made)])])[0]
-    terminal.note(f"Start it: `cpuchat -m {name}`.")
+    model = library.at(made)
+    assert model is not None
+    terminal.note(how_to_use(library.typed_names([model])[0], drafts=only_drafts(model)))
 
 
 def _list_types() -> None:
@@ -119,10 +127,10 @@ def _list_types() -> None:
         if speed and takes_arithmetic(speed):
             slow[kind.tensor] = why_here(kind.tensor, speed)
     echo_table(rows, right=(1, 2), drop=(3, 1))
-    click.echo()
-    echo_paragraph("HERE: decoding against Q8_0 on this machine; ≈ predicted, else by measured passes of the type.")
-    for words in filter(None, (*slow.values(), doubt(machine))):
-        echo_paragraph(f"{words[:1].upper()}{words[1:]}.")
+    click.echo(err=True)
+    about = "HERE: decoding against Q8_0 on this machine; ≈ predicted, else by measured passes of the type"
+    for words in filter(None, (about, *slow.values(), doubt(machine))):
+        echo_paragraph(f"{words[:1].upper()}{words[1:]}.", err=True)
 
 
 _PAIR_EPILOG = """\b
@@ -134,8 +142,8 @@ which are measured when it is loaded with drafting on. `cpuchat bench TARGET --d
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
-@click.argument("target")
-@click.argument("draft", required=False)
+@click.argument("target", type=MODEL)
+@click.argument("draft", required=False, type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pair(target: str, draft: str | None, as_json: bool) -> int:
     """Check by headers if DRAFT can draft for TARGET; without DRAFT, list all that can, the catalog's too."""
