@@ -63,7 +63,7 @@ def check_place(file: Path, *, force: bool) -> None:
     if file.is_dir():
         raise UsageError(f"{file} is a folder.", "Give a file name.")
     if file.exists() and not force:
-        raise UsageError(f"{file} exists.", "Choose another name; on the command line, --force overwrites it.")
+        raise UsageError(f"{file} exists.", "Choose another name, or add --force to overwrite it.")
 
 
 def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, sync: bool = True) -> None:
@@ -72,7 +72,7 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_named(file: Path, content: str | bytes, *, force: bool = False) -> None:
+def write_named(file: Path, content: str | bytes, *, force: bool) -> None:
     """Write a file that the user named. Raises UsageError as `check_place`; CpuchatError: it cannot be written."""
     try:
         check_place(file, force=force)
