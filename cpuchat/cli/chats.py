@@ -15,7 +15,6 @@ from cpuchat.base.files import write_named
 from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer import Document, export_chat, import_chats, read_document
-from cpuchat.cli.completion import NamesByTab
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json
@@ -62,11 +61,6 @@ def find_chats(store: ChatStore, beginnings: Sequence[str]) -> list[Chat]:
     return list(chosen.values())
 
 
-def _ids() -> list[str]:
-    with opened_store(to_read=True) as store:
-        return [chat.id[: present.SHORT_ID] for chat in store.chats()]
-
-
 @click.command("list")
 @click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
@@ -101,7 +95,7 @@ the epoch."""
 
 
 @click.command("export", epilog=_EXPORT_EPILOG)
-@click.argument("chats", nargs=-1, metavar="[CHAT]...", type=NamesByTab(_ids))
+@click.argument("chats", nargs=-1, metavar="[CHAT]...")
 @file_option("-o", "--output", help="Write to this file instead of standard output.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def export(chats: tuple[str, ...], output: Path | None, force: bool) -> None:

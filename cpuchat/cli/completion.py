@@ -38,20 +38,8 @@ def _model_names() -> list[str]:
     return library.typed_names(library.local_models())
 
 
-def _preset_names() -> Iterable[str]:
-    from cpuchat.base import paths, toml
-
-    return toml.parse(toml.read(paths.presets_file()), "")
-
-
-def _tool_servers() -> Iterable[str]:
-    from cpuchat.tools.config import load_servers
-
-    return ["all", *load_servers()]
-
-
-MODEL, PRESET, TOOLS = NamesByTab(_model_names), NamesByTab(_preset_names), NamesByTab(_tool_servers)
-"""The types of what --model, --preset and --tools take."""
+MODEL = NamesByTab(_model_names)
+"""The type of what --model takes."""
 
 
 class _Bash(BashComplete):

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
@@ -63,9 +63,7 @@ def _found(wanted: str, pages: dict[str, str]) -> str | None:
         return parts[heading or page]
     if not heading:
         return None
-    close = difflib.get_close_matches(heading, parts)
-    hint = f"Did you mean {', '.join(close)}?" if close else f"It has {', '.join(parts or pages)}."
-    raise UsageError(f"The manual has no part {wanted!r}.", hint)
+    raise _missing(wanted, heading, parts or pages)
 
 
 def _lines_with(words: Sequence[str], pages: dict[str, str]) -> list[str]:
@@ -79,14 +77,14 @@ def _lines_with(words: Sequence[str], pages: dict[str, str]) -> list[str]:
             if all(word in line.lower() for word in wanted):
                 found.append(f"{place}  {line.strip()}")
     if not found:
-        close = difflib.get_close_matches(_anchor(" ".join(words)), pages)
-        hint = (
-            f"Did you mean {', '.join(close)}?"
-            if close
-            else f"Its pages: {', '.join(pages)}. Commands: cpuchat --help."
-        )
-        raise UsageError(f"The manual has no page and no line with {' '.join(words)!r}.", hint)
+        raise _missing(" ".join(words), words[0], pages)
     return found
+
+
+def _missing(wanted: str, word: str, known: Iterable[str]) -> UsageError:
+    close = difflib.get_close_matches(word.lower(), known)
+    hint = f"Did you mean {', '.join(close)}?" if close else f"It has {', '.join(known)}. Commands: cpuchat --help."
+    return UsageError(f"The manual has no page and no line with {wanted!r}.", hint)
 
 
 def _headings(lines: Sequence[str]) -> Iterator[tuple[int, int, str]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cpuchat.cli.completion import MODEL, PRESET, TOOLS
+from cpuchat.cli.completion import MODEL
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ELSEWHERE = {
@@ -51,7 +51,6 @@ class SectionedCommand(click.Command):
 
 def chat_options(command: F) -> F:
     """Add the options that say what is chatted with: `model`, `server`, `preset` and `tool_servers`."""
-    kinds = {"--tools": TOOLS, "--preset": PRESET, "--model": MODEL}
     for names, metavar, help in (
         (("--tools", "tool_servers"), "NAME", "Let the model call tools of this MCP server in mcp.json, or of `all`; "
                                               "each call needs your approval."),
@@ -60,7 +59,7 @@ def chat_options(command: F) -> F:
         (("--model", "-m"), "MODEL", "A GGUF file, or a part of a model's name (qwen, demo); default: the one used "
                                      "last. With --server, its name there; http://HOST:PORT#NAME is both in one."),
     ):  # fmt: skip
-        more = {"type": kinds.get(names[0]), "multiple": "tool_servers" in names}
+        more = {"type": MODEL if "-m" in names else None, "multiple": "tool_servers" in names}
         command = click.option(*names, metavar=metavar, help=help, **more)(command)
     return command
 

@@ -19,14 +19,13 @@ from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.base.errors import CpuchatError, Interrupted, ModelNotFound, OutputFailed, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.completion import MODEL, NamesByTab
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.lazy import LazyGroup, chat_options
 from cpuchat.cli.output import OutputClosed, cleaned_output, error_json, error_text, json_line
 from cpuchat.protocol.drafters import CHOICES
 
 SIGPIPE_STATUS = 141
 """Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
-_LONGEST_QUESTION = 300  # characters, in a hint
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
@@ -87,10 +86,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--draft-model", "speculation__draft_model", type=MODEL, metavar="FILE|REPO|mtp|none",
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
-@click.option(
-    "--drafters", "speculation__drafters", type=NamesByTab(lambda: CHOICES), metavar="NAME",
-    help=f"Drafters: {', '.join(CHOICES)}.",
-)  # fmt: skip
+@click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
 @click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
@@ -224,16 +220,12 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
             hint = _after_command(arguments, later[0])
     elif ctx is None and arguments[:1] and arguments[0] in _COMMANDS:  # an option without its value
         hint = f"See {' '.join(['cpuchat', *arguments[: 1 + (arguments[0] in ('models', 'chats'))]])} --help."
-    wrong, words = getattr(error, "command_name", ""), " ".join(arguments)  # the former since click 8.4
+    wrong = getattr(error, "command_name", "")  # since click 8.4
     command = ctx.command_path if ctx is not None else ""
     if wrong and ctx is not None and isinstance(ctx.command, LazyGroup):
         hint = ctx.command.hint(command, wrong) or hint
     if wrong.lower().endswith(".gguf") or "/" in wrong or wrong.startswith("demo"):
         hint = f"Open a model with -m: cpuchat -m {wrong}"
-    elif " " in words and len(words) < _LONGEST_QUESTION and (
-        (command == "cpuchat" and not words.startswith("--")) or (command == "cpuchat why" and "extra arg" in message)
-    ):  # fmt: skip
-        hint = f"{hint} To ask that: {shlex.join(['cpuchat', 'ask', *arguments])}"
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
 
 
