@@ -15,7 +15,7 @@ from typing import BinaryIO, Generic, TypeVar
 import msgspec
 
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError, UsageError
 
 try:
     import fcntl
@@ -55,15 +55,27 @@ def atomic_writer(file: Path, *, mode: int = 0o600, sync: bool = True) -> Iterat
         raise
 
 
+def check_place(file: Path, *, force: bool) -> None:
+    """Check whether a file may be made where the user wants it. Raises UsageError: it is a folder or in none, or exists
+    and `force` is not given; OSError: a folder cannot be looked into."""
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"There is no folder {file.parent}.", "Create it, or choose another folder.")
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder.", "Give a file name.")
+    if file.exists() and not force:
+        raise UsageError(f"{file} exists.", "Choose another name, or add --force to overwrite it.")
+
+
 def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, sync: bool = True) -> None:
     """Replace the content of `file` as `atomic_writer` does; text is written as UTF-8."""
     with atomic_writer(file, mode=mode, sync=sync) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_named(file: Path, content: str | bytes) -> None:
-    """Write a file that the user named. Raises CpuchatError."""
+def write_named(file: Path, content: str | bytes, *, force: bool) -> None:
+    """Write a file that the user named. Raises UsageError as `check_place`; CpuchatError: it cannot be written."""
     try:
+        check_place(file, force=force)
         write_atomically(file, content)
     except OSError as error:
         raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None

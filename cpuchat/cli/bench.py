@@ -13,6 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.lazy import SectionedCommand
 from cpuchat.cli.options import file_option, laid_over
 from cpuchat.cli.output import print_json
@@ -60,7 +61,7 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
 
 
 @click.command("bench", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, type=MODEL, metavar="[MODEL]...")
 @_list("--drafters", f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.")
 @_list("--draft-models", "Draft models; default: the one that belongs to the model.")
 @_list("--threads", "Compute threads; 0 = automatic.")

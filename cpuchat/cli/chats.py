@@ -19,7 +19,7 @@ from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import echo_table
-from cpuchat.present import chats as words
+from cpuchat.present import chats as present
 from cpuchat.telemetry.units import plural
 
 _COMMANDS = {
@@ -62,11 +62,13 @@ def find_chats(store: ChatStore, beginnings: Sequence[str]) -> list[Chat]:
 
 
 @click.command("list")
+@click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_chats(as_json: bool) -> None:
-    """List the chats, last changed first."""
+def list_chats(words: tuple[str, ...], as_json: bool) -> None:
+    """List the chats, last changed first; those that contain WORDS, as the app's search finds them."""
     with opened_store(to_read=True) as store:
-        chats, counts = store.chats(), store.message_counts()
+        chats: Sequence[Chat] = store.search(" ".join(words)) if words else store.chats()
+        counts = store.message_counts()
     if as_json:
         names = ("id", "title", "created", "updated", "model")
         print_json(
@@ -77,9 +79,9 @@ def list_chats(as_json: bool) -> None:
             ]
         )
     elif chats:
-        echo_table([words.HEADINGS, *(words.row(chat, counts.get(chat.id, 0)) for chat in chats)], right=(2,))
+        echo_table([present.HEADINGS, *(present.row(chat, counts.get(chat.id, 0)) for chat in chats)], right=(2,))
     else:
-        click.echo("cpuchat: No chats yet.", err=True)
+        click.echo(f"cpuchat: {'No chat contains these words' if words else 'No chats yet'}.", err=True)
 
 
 _EXPORT_EPILOG = """\b
@@ -95,14 +97,15 @@ the epoch."""
 @click.command("export", epilog=_EXPORT_EPILOG)
 @click.argument("chats", nargs=-1, metavar="[CHAT]...")
 @file_option("-o", "--output", help="Write to this file instead of standard output.")
-def export(chats: tuple[str, ...], output: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def export(chats: tuple[str, ...], output: Path | None, force: bool) -> None:
     """Export chats, all of them unless CHAT is given, as JSON; as Markdown to a FILE that ends in .md."""
     with opened_store(to_read=True) as store:
         found = find_chats(store, chats) if chats else store.chats()
         exported = [export_chat(store, chat) for chat in found]
     if output is None:
         return print_json(msgspec.to_builtins(Document(chats=exported)))
-    write_named(output, words.document(exported, output))
+    write_named(output, present.document(exported, output), force=force)
     click.echo(f"Exported {plural(len(exported), 'chat')} to {output}.")
 
 
@@ -115,4 +118,4 @@ def import_files(files: tuple[Path, ...]) -> None:
     """Import the chats of each FILE, with their branches, models and figures."""
     chats = [chat for file in files for chat in read_document(file)]  # all are read before anything is stored
     with opened_store() as store:
-        click.echo(words.imported(import_chats(store, chats)))
+        click.echo(present.imported(import_chats(store, chats)))

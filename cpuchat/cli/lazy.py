@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from cpuchat.cli.completion import MODEL
+
 F = TypeVar("F", bound=Callable[..., Any])
 _ELSEWHERE = {
     "ls": "list", "rm": "delete", "remove": "delete", "pull": "download", "get": "download", "inspect": "show",
@@ -18,11 +20,10 @@ _ELSEWHERE = {
 """What other programs call commands."""
 _INSTEAD = {
     "chats delete": "Delete it in the app: d in the list of chats (F8).",
+    "chats search": "Name the words: cpuchat chats list WORDS",
     "chats show": "Export it to be read: cpuchat chats export ID -o chat.md",
 }
 """What is done otherwise here."""
-_NAME_MODELS = "model", "models", "a", "base", "spec", "specs", "source", "target"
-"""Arguments that may be given as `-m MODEL`, too."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "Answer": ("chat", "raw", "stop", "json_schema", "grammar", "show_reasoning"),
     "Preset, server and tools": ("preset", "server", "tool_servers", "allow_tools"),
@@ -58,7 +59,8 @@ def chat_options(command: F) -> F:
         (("--model", "-m"), "MODEL", "A GGUF file, or a part of a model's name (qwen, demo); default: the one used "
                                      "last. With --server, its name there; http://HOST:PORT#NAME is both in one."),
     ):  # fmt: skip
-        command = click.option(*names, metavar=metavar, help=help, multiple="tool_servers" in names)(command)
+        more = {"type": MODEL if "-m" in names else None, "multiple": "tool_servers" in names}
+        command = click.option(*names, metavar=metavar, help=help, **more)(command)
     return command
 
 
@@ -85,8 +87,8 @@ class LazyGroup(SectionedCommand, click.Group):
         """Return what click does, with `-m MODEL` as the MODEL of a command that takes that as an argument."""
         name, command, rest = super().resolve_command(ctx, args)
         params = command.params if command is not None else []
-        first = next((one.name for one in params if isinstance(one, click.Argument)), "")
-        if first in _NAME_MODELS and not any("-m" in one.opts for one in params):
+        first = next((one.type for one in params if isinstance(one, click.Argument)), None)
+        if first is MODEL and not any("-m" in one.opts for one in params):
             end = rest.index("--") if "--" in rest else len(rest)
             rest = [*(one.removeprefix("--model=") for one in rest[:end] if one not in ("-m", "--model")), *rest[end:]]
         return name, command, rest

@@ -19,13 +19,13 @@ from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.base.errors import CpuchatError, Interrupted, ModelNotFound, OutputFailed, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.lazy import LazyGroup, chat_options
 from cpuchat.cli.output import OutputClosed, cleaned_output, error_json, error_text, json_line
 from cpuchat.protocol.drafters import CHOICES
 
 SIGPIPE_STATUS = 141
 """Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
-_LONGEST_QUESTION = 300  # characters, in a hint
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
@@ -83,7 +83,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @click.option("--ctx", "engine__ctx", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(
-    "--draft-model", "speculation__draft_model", metavar="FILE|REPO|mtp|none",
+    "--draft-model", "speculation__draft_model", type=MODEL, metavar="FILE|REPO|mtp|none",
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
@@ -106,7 +106,7 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
         from cpuchat.config.settings import unknown_keys
 
         if unknown := ", ".join(map(clean_line, unknown_keys())):
-            click.echo(f"cpuchat: left out of config.toml, as no settings: {unknown}.", err=True)
+            click.echo(f"cpuchat: config.toml: no setting named {unknown}.", err=True)
     if ctx.invoked_subcommand is not None:
         return 0
     if plain:
@@ -144,8 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     line = ["--version"] if given == ["version"] else given
     if given[:1] == ["help"]:
-        is_page = len(given) == 2 and given[1] not in ("help", *_COMMANDS) and not cli.hint("cpuchat", given[1])
-        line = ["docs", given[1]] if is_page else [*(one for one in given[1:] if one != "help"), "--help"]
+        is_page = given[1:] and given[1] not in ("help", *_COMMANDS) and not cli.hint("cpuchat", given[1])
+        line = ["docs", *given[1:]] if is_page else [*(one for one in given[1:] if one != "help"), "--help"]
     arguments = list(line)  # without a text at their end, once it is known (`TextCommand`)
     try:
         result = cli.main(args=list(line), prog_name="cpuchat", standalone_mode=False, obj=arguments)
@@ -220,16 +220,12 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
             hint = _after_command(arguments, later[0])
     elif ctx is None and arguments[:1] and arguments[0] in _COMMANDS:  # an option without its value
         hint = f"See {' '.join(['cpuchat', *arguments[: 1 + (arguments[0] in ('models', 'chats'))]])} --help."
-    wrong, words = getattr(error, "command_name", ""), " ".join(arguments)  # the former since click 8.4
+    wrong = getattr(error, "command_name", "")  # since click 8.4
     command = ctx.command_path if ctx is not None else ""
     if wrong and ctx is not None and isinstance(ctx.command, LazyGroup):
         hint = ctx.command.hint(command, wrong) or hint
     if wrong.lower().endswith(".gguf") or "/" in wrong or wrong.startswith("demo"):
         hint = f"Open a model with -m: cpuchat -m {wrong}"
-    elif " " in words and len(words) < _LONGEST_QUESTION and (
-        (command == "cpuchat" and not words.startswith("--")) or (command == "cpuchat why" and "extra arg" in message)
-    ):  # fmt: skip
-        hint = f"{hint} To ask that: {shlex.join(['cpuchat', 'ask', *arguments])}"
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
+from cpuchat.cli.completion import MODEL
 from cpuchat.config import settings
 from cpuchat.config.servers import KeyRing, ServerModel, is_url, last_here, last_on_server, normalized
 from cpuchat.config.settings import Settings
@@ -46,6 +47,7 @@ def setting(key: str, help: str = "") -> Decorator:
     # Its bounds are checked with those of config.toml.
     kind = {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
     kind = click.Choice(get_args(hint)) if get_origin(hint) is Literal else kind
+    kind = MODEL if key == "speculation.draft_model" else kind
     many = isinstance(kind, click.Choice) and len(kind.choices) > 4  # the error for a wrong one lists them
     metavar = words.metavar or ("TYPE" if many else {click.INT: "N", click.FLOAT: "X"}.get(kind))
     return click.option(declared.option, name, type=kind, default=None, help=help, metavar=metavar)

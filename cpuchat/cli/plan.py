@@ -11,6 +11,7 @@ import msgspec
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.config import settings
@@ -37,7 +38,7 @@ _TOKENS, _POSITIVE = click.IntRange(1, 10_000_000), click.FloatRange(0, 1e6, min
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
 @click.option(
     "--draft", metavar="MODEL", help="A draft model, or none; default: as a load takes it, else of the catalog."
@@ -88,7 +89,9 @@ def plan(
         if as_json:
             return print_json(msgspec.to_builtins(plans))
         click.echo(f"{wanted.name} {wanted.quantization}, the fastest machine first\n")
-        return echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
+        echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
+        click.echo(err=True)
+        return echo_paragraph(words.machine_legend(workload), err=True)
     planned = plan_on(_machine(machine, chosen)(wanted, drafting))
     if as_json:
         return print_json(msgspec.to_builtins(planned))
@@ -112,11 +115,9 @@ def _show_catalog(
     limit = f" at {target:g} tok/s or more" if target is not None else ""
     click.echo(f"{machine.name}: {len(plans)} models run{limit}.\n")
     echo_table([words.CATALOG_HEADS, *map(words.catalog_row, plans)], right=(2, 3, 4, 5), drop=(5, 4, 1))
-    click.echo()
-    return echo_paragraph(
-        f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
-        f"{words.marks(plans)}{words.doubt(machine)}"
-    )
+    about = f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
+    click.echo(err=True)
+    return echo_paragraph(f"{about}{words.marks(plans)}{words.doubt(machine)}", err=True)
 
 
 def _workload(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import UsageError
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.lazy import SectionedCommand
 from cpuchat.cli.options import model_path, overridden, prepared_backend, require_draft_in_use, section_options, setting
 from cpuchat.cli.terminal import TerminalOutput
@@ -57,7 +58,7 @@ class _Parallel(click.ParamType):
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model", required=False, metavar="[MODEL]")
+@click.argument("model", required=False, type=MODEL, metavar="[MODEL]")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, metavar="N", help="0 = a free one. Default: 8080.")
 @click.option(

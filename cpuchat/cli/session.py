@@ -125,11 +125,11 @@ class Session:
         stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
         async with contextlib.aclosing(stream) as events:
             async for event in events:
+                if isinstance(event, LoadCancelled) or (self.interrupted and isinstance(event, Failed)):
+                    break
                 self._watch(event)
                 if isinstance(event, ModelLoaded):
                     info = event.model
-                elif isinstance(event, LoadCancelled):
-                    raise Interrupted("Stopped before the model was loaded.")
         if info is None or self.interrupted:
             raise Interrupted("Stopped before the first token.")
         if isinstance(path, Path) and str(path) != self.conversation.settings.model.last:

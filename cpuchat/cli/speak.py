@@ -11,6 +11,7 @@ import click
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.files import check_place
 from cpuchat.cli.options import file_option, laid_over, section_options
 from cpuchat.cli.question import INPUT_LIMIT, TextCommand, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput
@@ -39,8 +40,8 @@ def speak(text: tuple[str, ...], output: Path | None, quiet: bool, **values: Any
     from cpuchat.speech.speaker import Speaker, check_voice, read_aloud
 
     speed, content = laid_over(values).speech.speed, _content(text, quiet)
-    if output is not None and not output.absolute().parent.is_dir():
-        raise UsageError(f"{paths.shown(output.parent)} is not a folder.", "Choose another file.")
+    if output is not None:
+        check_place(output, force=True)
     check_voice()
     problems: list[CpuchatError] = []
 

@@ -150,10 +150,10 @@ def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
     return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def echo_paragraph(text: str, first: str = "", rest: str = "") -> None:
-    """Print `text` as `paragraph` wraps it."""
+def echo_paragraph(text: str, first: str = "", rest: str = "", *, err: bool = False) -> None:
+    """Print `text` as `paragraph` wraps it; `err`: on stderr, as what explains a table."""
     for line in paragraph(text, first, rest):
-        click.echo(line)
+        click.echo(line, err=err)
 
 
 def echo_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), drop: Sequence[int] = ()) -> None:

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from cpuchat.base.errors import Interrupted
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.options import model_path, overridden
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
@@ -24,7 +25,7 @@ only root can change."""
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(model: str | None, undo: bool, as_json: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.lazy import SectionedCommand
 from cpuchat.cli.options import model_path, overridden, section_options
 from cpuchat.cli.output import print_json
@@ -23,7 +24,7 @@ a setting that does nothing here, ✗ marks what does not work as set. `cpuchat 
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @section_options("engine", "speculation")
 def why(model: str | None, as_json: bool, **values: Any) -> int:

@@ -429,6 +429,11 @@ def unknown_keys() -> list[str]:
         return []
 
 
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list",
+          "object": "a table"}  # fmt: skip
+"""Types of msgspec's messages."""
+
+
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the wrong key ("engine.threads"; "" for the top level) and what is wrong with it."""
     reason, _, where = str(error).replace(" | null`", "`").partition(" - at ")
@@ -439,6 +444,10 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     declared = DECLARED.get(".".join(key.split(".")[-2:]))  # a preset's begins with its name
     if declared is not None and any(rule in reason for rule in ("<=", ">=", "matching regex")):
         reason = f"must be {declared.wanted or declared.limits}"
+    elif declared is not None and reason.startswith("Invalid enum value"):
+        reason = f"must be one of {', '.join(get_args(get_args(declared.type)[0]))}"
+    for kind, words in _KINDS.items():
+        reason = reason.replace(f"`{kind}`", words)
     return key, f"{reason[:1].lower()}{reason[1:]}"
 
 

@@ -231,8 +231,8 @@ def sentences(comparison: Comparison, turn: Turn, *keys: str) -> tuple[list[str]
     n_noisy, n_rounds = sum(one.disturbed for one in turn.rounds), len(turn.rounds)
     is_left_out = n_noisy and figures.verdict.kind != "disturbed"
     found = [
-        verdict(figures.verdict, comparison.names, *keys) if choice(comparison, turn) is None else "",
         f"Left out as too noisy: {n_noisy} of {n_rounds} rounds." if is_left_out else "",
+        verdict(figures.verdict, comparison.names, *keys) if choice(comparison, turn) is None else "",
         *failures(last, comparison.names),
         agreement(turn.agreement, comparison.names) if turn.agreement is not None else last.agreement_note,
         comparison.in_turn,

@@ -15,7 +15,7 @@ from cpuchat.telemetry.roofline import NO_LIMIT
 
 if TYPE_CHECKING:
     from cpuchat.costs.usual import Figure
-    from cpuchat.planner.plan import CapacityPlan, MachineSpec, Range
+    from cpuchat.planner.plan import CapacityPlan, MachineSpec, PlannedWorkload, Range
 
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
 MACHINE_HEADS = ("MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS")
@@ -180,6 +180,12 @@ def machine_row(plan: CapacityPlan) -> tuple[str, ...]:
         units.about(code.tok_s.value) if code is not None else "",
         f"{plan.users.value:.0f}",
     )
+
+
+def machine_legend(workload: PlannedWorkload) -> str:
+    """Return what the columns of `MACHINE_HEADS` mean."""
+    each = f"each at {workload.tok_s:g} tok/s or more"
+    return f"TOK/S: plain decoding of one chat; CODE, DRAFT: with a draft model. USERS: chats decoded together, {each}."
 
 
 def machine_figures(machine: MachineSpec) -> Lines:

@@ -180,7 +180,7 @@ class InferenceService:
         _ = self.model
         if self._is_lost:
             message = "The worker died, and the model could not be reloaded. See the server's log."
-            raise Refusal(503, message, "not_loaded")
+            raise Refusal(503, message, "not_loaded", retry_after=_RETRY_SECONDS)
 
     def loaded(self, model: ModelInfo) -> None:
         """Begin to answer with this model."""
@@ -289,7 +289,7 @@ class InferenceService:
 
     def _refuse_when_closing(self, is_closing: bool = False) -> None:
         if self.closing or is_closing:
-            raise Refusal(503, "The server is shutting down.", "shutting_down")
+            raise Refusal(503, "The server is shutting down.", "shutting_down", retry_after=_RETRY_SECONDS)
 
     async def close(self) -> None:
         """End the running answers and those that wait; each gets an error."""

@@ -28,7 +28,7 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
     done = succeeded("plan", "--on", "mine", "--tok-s", "10")
-    assert "Qwen3 30B A3B Instruct 2507" in done.stdout and "\n\nPlain decoding" in done.stdout
+    assert "Qwen3 30B A3B Instruct 2507" in done.stdout and "\nPlain decoding" in done.stderr
     assert "Llama 3.3 70B Instruct" not in done.stdout
     made = json.loads(run("plan", "8b", "--on", "mine", "--json").stdout)
     assert made["machine"]["name"] == "mine"
@@ -37,7 +37,7 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
 
 def test_a_model_on_all_machines_and_the_machines() -> None:
     done = succeeded("plan", "llama-3.3-70b-instruct:Q4_K_M", "--on", "all")
-    assert "EPYC 9655" in done.stdout and "the fastest machine first" in done.stdout
+    assert "USERS: chats" in done.stderr and "EPYC 9655" in done.stdout and "the fastest machine first" in done.stdout
     assert "\nApple M4 Pro, CPU only" in done.stdout and "too large" in done.stdout
     rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]
     assert rates == sorted(rates, reverse=True) and len(rates) >= 11

@@ -47,7 +47,7 @@ def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monk
         (("/dev/null",), "Nothing to read aloud."),  # a file: standard input is not read in its place
         (("no-such-file.md",), "Cannot read no-such-file.md"),
         (("🎉", "-o", "never.wav"), "Nothing to read aloud"),
-        (("Hello", "-o", "no/such/folder/a.wav"), "is not a folder"),
+        (("Hello", "-o", "no/such/folder/a.wav"), "There is no folder"),
         (("Hello", "--speed", "9"), "--speed: must be 0.5 to 2."),
     ],
 )

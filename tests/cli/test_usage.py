@@ -15,7 +15,9 @@ from cpuchat.base import paths
 from cpuchat.cli.ask import ask
 from cpuchat.cli.compare import compare
 from cpuchat.cli.main import main
+from cpuchat.config import settings
 from tests.cli.program import refused, run, run_process
+from tests.models.drafts.files import header_file
 from tests.support.cores import no_stacks
 
 
@@ -53,18 +55,19 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--ctx-size", "q"], ["No such option: --ctx-size.", "Did you mean --ctx? See"]),
         (["ask", "--cache-type", "q"], ["Did you mean --cache-type-k or --cache-type-v? See"]),
         (["docs", "serve.md#acess"], ["Did you mean access?"]),
-        (["docs", "proxy"], ["behind-a-proxy"]),
+        (["docs", "glosary"], ["Did you mean glossary?"]),
         (["serve", "--parallel", "x"], ["must be a number or auto"]),
         (["completion"], ["Name bash, zsh or fish"]),
         (["bench", "--diff"], ["See cpuchat bench --help."]),
         (["nothing"], ["nothing", "cpuchat --help"]),
         (["chat"], ["chat", "Did you mean cpuchat chats?"]),
-        (["help", "nowhere"], ["no page 'nowhere'", "first-model", "cpuchat --help"]),
+        (["help", "nowhere"], ["no line with 'nowhere'", "first-model", "cpuchat --help"]),
         (["demo"], ["cpuchat -m demo"]),
         (["tune", "-m", "demo", "--max"], ["No such option: --max"]),
         pytest.param(["--temperature", "0", "ask", "q"], ["command: cpuchat ask --temperature 0 q"], id="too-early"),
         pytest.param(["chats", "foo"], ["Its commands: list, export, import."], id="no-subcommand"),
         (["chats", "rm", "x"], ["d in the list of chats"]),
+        (["chats", "search", "x"], ["cpuchat chats list WORDS"]),
         (["chats", "show", "x"], ["cpuchat chats export ID -o chat.md"]),
         (["pull", "x"], ["Did you mean cpuchat models download?"]),
         (["models", "rm", "demo", "--yes"], ["part of cpuchat"]),
@@ -90,8 +93,6 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["plan", "70b", "--machines"], ["takes only --json"]),
         pytest.param(["ask", "-q", "--verbose", "tar?"], [": cpuchat ask -q -- --verbose 'tar?'\n"], id="no-option"),
         (["compare", "demo", "demo-q4", "-x=5"], [": cpuchat compare -- demo demo-q4 -x=5\n"]),
-        (["what", "is", "this"], [": cpuchat ask what is this\n"]),
-        (["why", "is", "the", "sky", "blue"], [": cpuchat ask why is the sky blue\n"]),
         ([], ["terminal", "cpuchat ask"]),
     ],
 )
@@ -113,7 +114,7 @@ def test_a_user_that_the_system_does_not_know_has_a_home(
     assert os.environ["HOME"] == "/"
 
 
-def test_the_manual_is_found_by_headings_and_formatted_on_a_terminal(
+def test_the_manual_is_found_by_headings_and_words_and_formatted_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for line in (["docs", "Exit codes"], ["help", "exit-codes"], ["docs", "commands.md#exit-codes"]):
@@ -121,6 +122,8 @@ def test_the_manual_is_found_by_headings_and_formatted_on_a_terminal(
     once, *others = capsys.readouterr().out.split("## Exit codes\n")[1:]
     assert others == [once, once] and "| 0 | success |" in once
     assert main(["docs", "The machine"]) == 0 and "\n## Limits\n" in capsys.readouterr().out
+    assert main(["docs", "wrong", "usage", "settings"]) == 0
+    assert "commands#exit-codes  | 2 | wrong usage or settings |\n" in capsys.readouterr().out
     monkeypatch.setattr("cpuchat.cli.docs.is_terminal", lambda stream: True)
     monkeypatch.setenv("TERM", "xterm")
     assert main(["docs", "exit-codes"]) == 0
@@ -182,12 +185,17 @@ def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
     ("line", "found"),
     [
         ("mod", "plain,models"), ("ask --temp", "plain,--temperature"), ("serve demo-q", "plain,demo-q4"),
-        ("ask --file notes", "file,notes"), ("ask Why? --no-such ./x", "file,./x"),
+        ("ask --file notes", "file,notes"), ("ask Why? --no-such ./x", "file,./x"), ("docs gloss", "plain,glossary"),
+        ("models quantize demo q6", "plain,Q6_K"), ("chats export ", "file,"), ("--preset x", "file,x"),
+        ("models download qwen3-1.", "plain,qwen3-1.7b"), ("ask --cores ", "file,"), ("-m own : q4", "plain,q4_k_m"),
     ],
 )  # fmt: skip
 def test_tab_completes_commands_options_models_and_files(
-    line: str, found: str, monkeypatch: pytest.MonkeyPatch
+    line: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for n, kind in ((7, "Q8_0"), (15, "Q4_K_M")):
+        header_file(tmp_path / f"own-{kind}.gguf", weights=4096, facts={"general.file_type": n, "general.name": "own"})
+    settings.update({"model": {"folders": [str(tmp_path)]}})
     assert "_CPUCHAT_COMPLETE=bash_complete" in run("completion", "bash").stdout
     monkeypatch.setenv("_CPUCHAT_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", f"cpuchat {line}")

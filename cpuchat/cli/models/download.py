@@ -13,7 +13,8 @@ import msgspec
 from cpuchat.base import errors
 from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUnsupported, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.models.library import hub_address
+from cpuchat.cli.completion import NamesByTab
+from cpuchat.cli.models.library import how_to_use, hub_address
 from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import is_terminal, print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
@@ -46,7 +47,11 @@ are verified against the SHA-256 that Hugging Face publishes. An interrupted dow
 
 
 @click.command("download", epilog=_DOWNLOAD_EPILOG)
-@click.argument("repo", metavar="REPO[:QUANT|:FILE]|ID[:QUANT]|URL")
+@click.argument(
+    "repo",
+    type=NamesByTab(lambda: [one.id for one in load_catalog().models]),
+    metavar="REPO[:QUANT|:FILE]|ID[:QUANT]|URL",
+)
 @setting("engine.ctx")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large or unsupported here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
@@ -84,8 +89,7 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
     path = clean_line(done.path)
     terminal.line(path)
     spec = clean_line(f"{repository.id}:{model.quantization}") if model.quantization else path
-    use = f"Use it: `cpuchat --model MODEL --draft-model {path}`" if is_head else f"Start it: `cpuchat --model {spec}`"
-    terminal.note(f"Downloaded and verified. {use}.")
+    terminal.note(f"Downloaded and verified. {how_to_use(path if is_head else spec, drafts=is_head)}")
 
 
 def _explain(
@@ -146,7 +150,7 @@ first. Add your own entries to catalog.toml in the config folder, in the format 
 
 @click.command("catalog", epilog=_CATALOG_EPILOG)
 @click.argument("words", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> None:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
     chosen = settings.load()
@@ -169,6 +173,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
             predicted = expected.get(model.id)
             figures = {"fit": verdict(predicted) or None, "predicted_tok_s": predicted and predicted.tok_s}
             figures["head"] = msgspec.to_builtins(usual_head(model, machine))
+            figures["sizes"] = {name: round(1e9 * size) for name, size in model.sizes.items()}
             rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
         return print_json(rows)
     if not found:
@@ -185,9 +190,9 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         "Download one: cpuchat models download ID.",
     ]
     footnotes += filter(None, [doubt(machine)])
-    click.echo()
+    click.echo(err=True)
     for note in footnotes:
-        echo_paragraph(note)
+        echo_paragraph(note, err=True)
 
 
 def _row(

@@ -15,6 +15,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import Declined, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.completion import MODEL
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import is_terminal, print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
@@ -50,7 +51,7 @@ _HEADER_FIGURES = (
 
 
 @click.command("show", epilog=_SHOW_EPILOG)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--tensors", is_flag=True, help="Also list all tensors.")
 @click.option("--metadata", is_flag=True, help="Also list all metadata.")
 @click.option(
@@ -140,6 +141,11 @@ def hub_address(text: str) -> Address:
         guess = f"Did you mean {' or '.join(close)}? " if close else ""
         hint = f"{guess}{error.hint} `cpuchat models catalog` lists ids."
         raise UsageError(error.message, hint) from None
+
+
+def how_to_use(name: str, *, drafts: bool) -> str:
+    """Return the command that uses a new model, which `drafts` for another one."""
+    return f"Use it: `cpuchat -m MODEL --draft-model {name}`." if drafts else f"Start it: `cpuchat -m {name}`."
 
 
 def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
@@ -243,7 +249,7 @@ and your folders is deleted."""
 
 
 @click.command("delete", epilog=_DELETE_EPILOG)
-@click.argument("spec", metavar="MODEL")
+@click.argument("spec", type=MODEL, metavar="MODEL")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
 def delete_model(spec: str, yes: bool) -> None:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
@@ -272,7 +278,7 @@ with the SHA-256 that they were published with; of other files only the header i
 
 
 @click.command("verify", epilog=_VERIFY_EPILOG)
-@click.argument("specs", nargs=-1, metavar="[MODEL]...")
+@click.argument("specs", nargs=-1, type=MODEL, metavar="[MODEL]...")
 @click.option("--all", "everything", is_flag=True, help="Check all models on this machine.")
 def verify(specs: tuple[str, ...], everything: bool) -> int:
     """Read each MODEL and compare its checksum; `cpuchat models list` then marks damaged models."""

@@ -12,6 +12,8 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, Interrupted, QuantizeFailed, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.cli.completion import MODEL, NamesByTab
+from cpuchat.cli.models.library import how_to_use
 from cpuchat.cli.options import tell_choice
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
@@ -24,6 +26,7 @@ from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library, as_typed, short_specs
+from cpuchat.models.library.places import only_drafts
 from cpuchat.models.machine import Machine, machine_for, this_machine
 from cpuchat.models.ollama import file_name
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
@@ -57,14 +60,18 @@ Face cache or the store of Ollama, LM Studio or llama.cpp it goes to the first o
 data folder (~/.local/share/cpuchat). Where SOURCE has TYPE already, only the matrices change whose types
 are given. Ctrl+C deletes the partial file."""
 
+_TYPE = NamesByTab(lambda: [one.name for one in TYPES])
+
 
 @click.command("quantize", epilog=_EPILOG)
-@click.argument("source", required=False)
-@click.argument("kind", metavar="[TYPE]", required=False)
+@click.argument("source", required=False, type=MODEL)
+@click.argument("kind", metavar="[TYPE]", required=False, type=_TYPE)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--list", "as_list", is_flag=True, help="List the types: speed here (of SOURCE), and layout at load.")
-@click.option("--output-tensor-type", "output", metavar="TYPE", help="Type of the output matrix, e.g. Q4_0 for drafts.")
-@click.option("--token-embedding-type", "embedding", metavar="TYPE", help="Type of the token embeddings.")
+@click.option(
+    "--output-tensor-type", "output", type=_TYPE, metavar="TYPE", help="Of the output matrix, e.g. Q4_0 for drafts."
+)
+@click.option("--token-embedding-type", "embedding", type=_TYPE, metavar="TYPE", help="Of the token embeddings.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -106,8 +113,9 @@ def quantize(
     finally:
         terminal.clear_progress()
     terminal.line(f"{made}  {size(made.stat().st_size)}")
-    name = library.typed_names([*filter(None, [library.at(made)])])[0]
-    terminal.note(f"Start it: `cpuchat -m {name}`.")
+    model = library.at(made)
+    assert model is not None
+    terminal.note(how_to_use(library.typed_names([model])[0], drafts=only_drafts(model)))
 
 
 async def _forecasts(path: Path, machine: Machine) -> dict[str, tuple[float, SpeedHere]]:
@@ -133,11 +141,11 @@ def _list_types(source: Path | None) -> None:
         arranged = layout.words if layout is not None else "as is"
         rows.append((kind.name, f"{bits:.2f}", known, arranged, kind.about))
     echo_table(rows, right=(1, 2), drop=(3, 1))
-    click.echo()
+    click.echo(err=True)
     what = file_name(source) if source is not None else "Q8_0, both of 8B,"
-    echo_paragraph(f"HERE: decoding against {what} on this machine; ≈ predicted, else by measured passes of the type.")
-    if words := doubt(machine):
-        echo_paragraph(f"{words[:1].upper()}{words[1:]}.")
+    about = f"HERE: decoding against {what} on this machine; ≈ predicted, else by measured passes of the type"
+    for words in filter(None, (about, doubt(machine))):
+        echo_paragraph(f"{words[:1].upper()}{words[1:]}.", err=True)
 
 
 _PAIR_EPILOG = """\b
@@ -149,8 +157,8 @@ which are measured when it is loaded with drafting on. `cpuchat bench TARGET --d
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
-@click.argument("target")
-@click.argument("draft", required=False)
+@click.argument("target", type=MODEL)
+@click.argument("draft", required=False, type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pair(target: str, draft: str | None, as_json: bool) -> int:
     """Check by headers if DRAFT can draft for TARGET; without DRAFT, list all that can, the catalog's too."""

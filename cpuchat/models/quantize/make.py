@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, QuantizeFailed, UsageError
+from cpuchat.base.files import check_place
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
@@ -24,8 +25,7 @@ from cpuchat.models.quantize.types import (
     QuantizeProcess,
     QuantType,
     TensorStarted,
-    check_free,
-    check_place,
+    check_out,
     check_space,
     forecast_type,
     part_of,
@@ -68,7 +68,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
     enough space, or the disk became full; QuantizeFailed: llama.cpp failed, or its file differs from the forecast."""
     threads = len(choose_cores(read_topology(), "all", job.threads).cpus)
     source = await source_header(job.source)
-    check_place(job.out, source, force=job.force)
+    check_out(job.out, source, force=job.force)
     async with QuantizeProcess() as process:
         forecast = await forecast_type(process, source, job.type, job.matrices)
         if forecast.lossy and not job.requantize:
@@ -93,7 +93,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
                 finally:
                     await process.end()  # before the file is deleted: it would create it again
                 await asyncio.to_thread(_check_result, part, forecast)
-                check_free(job.out, force=job.force)
+                check_place(job.out, force=job.force)
                 part.replace(job.out)
         except OSError as error:
             raise QuantizeFailed(f"Cannot write {job.out}: {error.strerror}.", "Choose another folder.") from None

@@ -22,6 +22,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import DiskFull, QuantizeFailed, UsageError
+from cpuchat.base.files import check_place
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.costs.model import BITS, N_PAST, bytes_read, pass_cost
@@ -180,27 +181,17 @@ def is_folder(path: Path, mode: int = os.F_OK) -> bool:
     return os.access(f"{path}/.", mode)
 
 
-def check_place(out: Path, source: GGUFHeader, *, force: bool) -> None:
+def check_out(out: Path, source: GGUFHeader, *, force: bool) -> None:
     """Check whether `out` may be made from `source`; creates cpuchat's own model folder. Raises UsageError: it may not,
     or it exists and `force` is not given."""
     try:
         if out.parent == paths.made_models_dir():
             out.parent.mkdir(parents=True, exist_ok=True)
-        if not out.parent.is_dir():
-            raise UsageError(f"There is no folder {out.parent}.", "Create it, or choose another folder.")
-        if out.is_dir():
-            raise UsageError(f"{out} is a folder.", "Give a file name.")
         if out.exists() and any(part.samefile(out) for part in model_files(source.path)):
             raise UsageError("A model cannot be quantized into itself.", "Give OUT, or name a larger SOURCE.")
-        check_free(out, force=force)
+        check_place(out, force=force)
     except OSError as error:
         raise _unwritable(out, error) from None
-
-
-def check_free(out: Path, *, force: bool) -> None:
-    """Raise UsageError when `out` exists and `force` is not given."""
-    if out.exists() and not force:
-        raise UsageError(f"{out} exists.", "Choose another name, or add --force to overwrite it.")
 
 
 def check_space(part: Path, size: int) -> None:

@@ -105,8 +105,8 @@ class ChatCommands:
     async def _ask(self, dialog: Screen[T]) -> T | None:
         return await self._screen.app.push_screen_wait(dialog)
 
-    async def _confirms(self, title: str, question: str) -> bool:
-        return await self._ask(ConfirmScreen(title, question, "Delete", "Cancel")) == "yes"
+    async def _confirms(self, title: str, question: str, action: str = "Delete") -> bool:
+        return await self._ask(ConfirmScreen(title, question, action, "Cancel")) == "yes"
 
     # Answers
 
@@ -221,8 +221,10 @@ class ChatCommands:
         if not (wanted := await self._ask(dialog)):
             return
         file = start_folder() / paths.expanded(wanted)
+        if file.is_file() and not await self._confirms("Replace file", f"{paths.shown(file)} exists.", "Replace"):
+            return
         exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
-        await asyncio.to_thread(write_named, file, document([exported], file))
+        await asyncio.to_thread(write_named, file, document([exported], file), force=True)
         self._session.tell(f"Exported to {paths.shown(file)}.")
 
     @_in_worker()

@@ -45,6 +45,7 @@ def test_list(chats: list[Chat]) -> None:
     assert heading.split() == ["ID", "UPDATED", "MESSAGES", "MODEL", "TITLE"]
     assert [row.split()[0] for row in rows] == [chat.id[:8] for chat in chats]
     assert "\x1b" not in done.stdout and "  3  Qwen" in rows[1]
+    assert run("chats", "list", "the", "pangolin").stdout.splitlines()[1:] == rows[1:]
     listed = json.loads(run("chats", "list", "--json").stdout)
     assert [(one["id"], one["title"], one["messages"]) for one in listed] == [
         (chat.id, chat.title, count) for chat, count in zip(chats, (1, 3), strict=True)
@@ -81,7 +82,7 @@ def test_an_unknown_or_ambiguous_id(chats: list[Chat]) -> None:
 
 
 def test_everything_is_exported_and_comes_back(chats: list[Chat], tmp_path: Path) -> None:
-    file = tmp_path / "out" / "chats.json"
+    file = tmp_path / "chats.json"
     done = run("chats", "export", "-o", str(file))
     assert done.stdout == f"Exported 2 chats to {file}.\n" and file.stat().st_mode & 0o777 == 0o600
     assert json.loads(run("chats", "export").stdout) == json.loads(file.read_text())
@@ -98,6 +99,10 @@ def test_markdown_files_and_what_cannot_be_written_or_read(chats: list[Chat], tm
     file = tmp_path / "chat.md"
     run("chats", "export", "-o", str(file))
     assert file.read_text().splitlines()[0] == "# Second" and "\n# Band" in file.read_text()
-    assert "Cannot write" in refused(1, "chats", "export", "-o", "/dev/null/x.md")
+    for kept, why in ((file, "exists"), (tmp_path / "none" / "x.md", "no folder")):
+        assert why in refused(2, "chats", "export", chats[1].id, "-o", str(kept))
+    assert sorted(tmp_path.glob("*.md")) == [file] and file.read_text().startswith("# Second")
+    run("chats", "export", chats[1].id, "-o", str(file), "--force")
+    assert file.read_text().startswith("# Band")
     assert "Not an export of cpuchat" in refused(2, "chats", "import", str(Path(__file__)))
     assert run("chats", "import", str(tmp_path / "nowhere.json")).returncode == 2

@@ -36,7 +36,7 @@ def test_the_path_is_the_answer_and_the_model_can_be_used(hub: HubServer, tiny_m
     assert path.name == NAME
     assert path.read_bytes() == tiny_model.read_bytes()
     assert "fits" in done.stderr
-    assert f"--model {REPO}:Q4_K_M" in done.stderr
+    assert f"-m {REPO}:Q4_K_M" in done.stderr
     succeeded("ask", "--model", f"{REPO}:Q4_K_M", "--max-tokens", "1", "Hello")
     done = run("models", "download", f"{REPO}:{HEAD.removesuffix('.gguf')}")
     head = done.stdout.strip()

@@ -151,7 +151,7 @@ async def test_the_open_chat_is_exported_by_the_name_of_the_file(tmp_path: Path)
             if start:
                 await app.until(file.exists)
                 assert file.read_text().startswith(start) and "One." in file.read_text()
-        await app.told("Exported to", "Cannot write")
+        await app.told("Exported to", "no folder")
 
 
 def long_chat(conversation: Conversation) -> None:
