@@ -305,7 +305,13 @@ class Round:
     @property
     def disturbed(self) -> bool:
         """Other programs were using the cores for a part of it, so that its speeds are not those of the sides."""
-        return any(one.timings is not None and one.timings.cores_share is not None for one in self.answers)
+        return self.cores_share < 1
+
+    @property
+    def cores_share(self) -> float:
+        """Return the share of the cores (0-1) that the more disturbed side had; 1: other programs took no part."""
+        shares = (one.timings.cores_share for one in self.answers if one.timings is not None)
+        return min((share for share in shares if share is not None), default=1.0)
 
     @property
     def ratio(self) -> float | None:
@@ -322,9 +328,10 @@ class Turn:
     rounds: list[Round] = field(default_factory=list)
 
     def counted(self) -> list[Round]:
-        """Return the rounds that count: complete and undisturbed ones, else the last complete one, else the last."""
+        """Return the rounds that count: complete and undisturbed ones, else the least disturbed, else the last."""
         complete = [one for one in self.rounds if one.complete]
-        return [one for one in complete if not one.disturbed] or complete[-1:] or self.rounds[-1:]
+        least_disturbed = sorted(complete, key=lambda one: one.cores_share)[-1:]
+        return [one for one in complete if not one.disturbed] or least_disturbed or self.rounds[-1:]
 
     @property
     def agreement(self) -> Agreement | None:

@@ -130,7 +130,7 @@ class AnswerRun:
         except ContextFull as error:
             largest = self._loaded.model.info.n_ctx_train
             if not largest or self._sequence.n_ctx < largest:
-                error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
+                error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (Alt+S in the app, or --ctx)."
             raise
         self._store = self._loaded.states.take(prompt, self._command.state)
         self._sequence = self._store.sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,41 +23,24 @@ from cpuchat.present.quality import one_in, token
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import ChatFigures
 
-
-def _tok_s(value: float) -> str:
-    return f"{units.rate(value)} tok/s"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
-_FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
-    "tok_s": ("decode", _tok_s),
-    "first_s": ("first token", lambda value: " ".join(units.duration(value))),
-    "prefill": ("prefill", _tok_s),
-    "tokens": ("tokens", lambda value: f"{value:,.0f}"),
-    "acceptance": ("acceptance", _percent),
-    "per_pass": ("tokens per pass", lambda value: f"{value:.1f}"),
-    "memory": ("resident memory", units.size),
-    "bytes": ("mean bytes per token", units.size),
-    "bandwidth": ("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
-    "utilization": ("utilization", _percent),
-    "joules": ("J/token", lambda value: f"{value:.2f} J"),
-}
+_FIGURES: dict[Name, tuple[str, str, float]] = {
+    "tok_s": ("decode", "tok/s", 1), "first_s": ("first token", "s", 1), "prefill": ("prefill", "tok/s", 1),
+    "tokens": ("tokens", "", 1), "acceptance": ("acceptance", "%", 100), "per_pass": ("tokens per pass", "", 1),
+    "memory": ("resident memory", "MB", 1e-6), "bytes": ("mean bytes per token", "MB", 1e-6),
+    "bandwidth": ("bandwidth", "GB/s", 1e-9), "utilization": ("utilization", "%", 100), "joules": ("J/token", "J", 1),
+}  # fmt: skip
+"""Label, unit, and the factor to it."""
 
 
 def cell(name: Name, value: Value | None, *, spread: bool) -> str:
-    """A figure with the range of its rounds: `46.2 tok/s (45.9–46.7)`."""
+    """A figure, so exact that ratios are those of two, with the range of its rounds: `46.21 tok/s (45.9–46.7)`."""
     if value is None:
         return "n/a"
-    _, words = _FIGURES[name]
-    text, low, high = words(value.median), words(value.low), words(value.high)
-    if not spread or value.n < MIN_ROUNDS or low == high:
-        return text
-    if len({one.partition(" ")[2] for one in (text, low, high)}) == 1:  # one unit
-        low, high = low.partition(" ")[0], high.partition(" ")[0]
-    return f"{text} ({low}–{high})"
+    _, unit, factor = _FIGURES[name]
+    median = f"{value.median:,.0f}" if name == "tokens" else units.four_digits(factor * value.median)
+    low, high = (units.rate(factor * one) for one in (value.low, value.high))
+    text = f"{median} {unit}".rstrip()
+    return text if not spread or value.n < MIN_ROUNDS or low == high else f"{text} ({low}–{high})"
 
 
 def rows(figures: ComparisonFigures, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
@@ -81,7 +64,9 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "", wait: str = 
         return "Too short for a verdict: a rate needs two tokens of each side."
     if found.kind == "disturbed":
         again = f"{repeat} repeats, {wait} waits for quiet." if repeat else "Repeat it."
-        return f"Too noisy for a verdict: other programs were using the cores. {again}"
+        share = min(found.bytes, 1 / found.bytes) if found.bytes else 1.0
+        sure = f" Sure: {names[found.bytes < 1]} reads {_bytes(share)}." if share < 1 else ""
+        return f"Too noisy for a verdict: other programs were using the cores. {again}{sure}"
     b_leads = found.speed > 1
     fast, slow = (names[1], names[0]) if b_leads else (names[0], names[1])
     speed = units.factor(found.speed if b_leads else 1 / found.speed)
@@ -100,7 +85,10 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "", wait: str = 
         case "settings":
             return f"{fast} is {speed} as fast as {slow}."
         case "other limit" if share < 1 and found.reached > MAX_REACHED:
-            return f"{fast} reads {_bytes(share)} and is {speed} as fast: more than fewer bytes alone can explain."
+            allowed = units.factor(1 / share)
+            return (
+                f"{fast} reads {_bytes(share)} and is {speed} as fast: bytes allow {allowed}; computing limits {slow}."
+            )
         case "other limit":
             return f"{fast} reads {_bytes(share)} and is {speed} as fast: memory is not what limits it."
     reached = f"{100 * found.reached:.0f} % of" if found.reached < 0.995 else "all of"
@@ -112,7 +100,7 @@ def waiting(figures: ChatFigures, name: str) -> str:
     if figures.phase != "prefill":
         return f"{name} is loading."
     rate = figures.prefill_tok_s.value
-    return f"{name} reads the prompt{f': {_tok_s(rate)}' if rate else ''}."
+    return f"{name} reads the prompt{f': {units.rate(rate)} tok/s' if rate else ''}."
 
 
 def _interval(found: Verdict, b_leads: bool) -> str:
@@ -151,8 +139,9 @@ def agreement(found: Agreement, names: Sequence[str]) -> str:
     """`Q4_K_M would have written 96 % of Q8_0's words (94–98); 3 places matter.`"""
     share, _, rest = brief_agreement(found).partition(" (")
     interval, _, matter = rest.partition(" · ")
-    if not matter and found.answers[0].words.value < 1:
-        matter = "no place matters"
+    steps = [token.step for token in found.answers[0].tokens]
+    if not matter and "close" in steps:
+        matter = f"no place matters: the texts part at token {steps.index('close') + 1}, a close call"
     return f"{names[1]} would have written {share} of {names[0]}'s words ({interval}{f'; {matter}' if matter else ''}."
 
 
@@ -160,7 +149,7 @@ def brief_agreement(found: Agreement) -> str:
     """`96 % (94–98) · 3 places matter`: the same of A's answer, beside a label."""
     words, n = found.answers[0].words, len(found.answers[0].places)
     matter = f" · {units.plural(n, 'place')} {'matters' if n == 1 else 'matter'}" if n else ""
-    share = _percent(words.value) if words.value in (0, 1) else f"{min(max(round(100 * words.value), 1), 99)} %"
+    share = f"{100 * words.value if words.value in (0, 1) else min(max(100 * words.value, 1), 99):.0f} %"
     return f"{share} ({100 * words.low:.0f}–{100 * words.high:.0f}){matter}"
 
 

@@ -381,7 +381,9 @@ class ChatSession:
         """Let the model go on with the last answer."""
         if self.refuse_while_busy("continue the answer"):
             return
-        if not self.history.is_unfinished:
+        if self.messages and self.messages[-1].role == "user":  # stopped before its first token
+            self.regenerate()
+        elif not self.history.is_unfinished:
             self.tell("Nothing to continue. Only an answer that was stopped or cut off can be.")
         elif not self._refuse_without_model() and not self._loads_again(self.continue_answer):
             self._run(Activity.ANSWERING, self._answer(self.conversation.continue_answer(), continues=True))

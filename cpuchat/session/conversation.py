@@ -397,6 +397,7 @@ class Conversation:
             request = self._request(messages, more or {})
             settings = AnswerSettings.of(request, self.model, self.default_sampling)
             history.begin_answer(messages, self.model_name, settings)
+            is_rest = request.continues and messages[-1].timings is None  # its figures are not those of the answer
             self._start_meter()
             self._stopped_ms = {}
             if self.tools is None or request.continues or self.activity.is_stopping:
@@ -414,7 +415,9 @@ class Conversation:
                             timings = event.timings.less(stopped.get("prefill", 0.0), stopped.get("decoding", 0.0))
                             event, self._stopped_ms = msgspec.structs.replace(event, timings=timings), {}
                         self.meter.observe(event, self.clock())
-                        if not await _put_event(history, event, self.model_name):
+                        finished = is_rest and isinstance(event, GenerationFinished)
+                        stored = msgspec.structs.replace(event, timings=Timings()) if finished else event
+                        if not await _put_event(history, stored, self.model_name):
                             break
                         if isinstance(event, GenerationFinished):
                             await self.remember_speed(event.timings)

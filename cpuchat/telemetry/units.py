@@ -10,6 +10,11 @@ def rate(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
+def four_digits(value: float) -> str:
+    """Format a figure that others are divided by: `0.9850`, `7.312`, `41.32`, `262.4`, `1,407`."""
+    return f"{value:,.0f}" if value >= 999.95 else f"{value:#.4g}"
+
+
 def about(value: float) -> str:
     """Format a predicted tok/s, rounded to its accuracy: `0.04`, `7.3`, `41`, `1,407`."""
     return f"{value:.1g}" if value < 0.095 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"

@@ -109,7 +109,7 @@ async def test_several_tokens_of_a_word_that_matter_are_one_place_and_none_is_sa
     found = await agreement({11: (0.9, 0.01, 9), 12: (0.9, 0.01, 9)})
     assert [place.token for place in found.answers[0].places] == [1]
     found = await agreement({13: (0.7, 0.3, 2)})
-    assert compare.agreement(found, ("A", "B")).endswith("; no place matters.")
+    assert compare.agreement(found, ("A", "B")).endswith("the texts part at token 4, a close call.")
     found = await agreement({})
     assert re.fullmatch(r"B would have written 100 % of A's words \(\d+–100\)\.", compare.agreement(found, ("A", "B")))
 

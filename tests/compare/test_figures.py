@@ -82,10 +82,13 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     stopped = a_round(answered(Q8, 25.0), answered(Q4, 50.0, stop="cancelled"))
     disturbed = a_round(answered(Q8, 25.0), answered(Q4, 70.0, cpu_wait=0.4))
     assert stopped.stopped and not fair.stopped
-    assert said(disturbed) == "Too noisy for a verdict: other programs were using the cores. Repeat it."
+    sure = "Repeat it. Sure: Q4_K_M reads 40 % fewer bytes."
+    assert said(disturbed) == f"Too noisy for a verdict: other programs were using the cores. {sure}"
     ratios = {label: ratio for label, *_, ratio in compare.rows(figures_of([disturbed]), NAMES)}
     assert (ratios["decode"], ratios["first token"], ratios["mean bytes per token"]) == ("–", "–", "0.60×")
     assert "F9 repeats, w waits" in compare.verdict(figures_of([disturbed]).verdict, NAMES, "F9", "w")
+    worse = a_round(answered(Q8, 25.0), answered(Q4, 30.0, cpu_wait=0.6))
+    assert Turn("Why?", [disturbed, worse]).counted() == [disturbed]
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
     assert Turn("Why?", [stopped]).counted() == [stopped]
     assert Turn("Why?", [disturbed]).counted() == Turn("Why?", [disturbed, stopped]).counted() == [disturbed]
@@ -109,8 +112,9 @@ def test_a_difference_within_the_noise_is_none_and_three_rounds_give_medians() -
     assert said(*[a_round(answered(Q8, 25.0), answered(Q4, 25.1))] * 12) == "Equally fast: 1.00×, after 12 rounds."
     figures = figures_of(rounds)
     assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 20.0, 30.0, 3)
-    assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.5 tok/s (22.0–33.0)", "1.10×")
-    assert compare.cell("memory", Value(86.01e6, 86.0e6, 86.02e6, 3), spread=True) == "86.0 MB"
+    speeds = "25.00 tok/s (20.0–30.0)", "27.50 tok/s (22.0–33.0)"
+    assert compare.rows(figures, NAMES)[1] == ("decode", *speeds, "1.10×")
+    assert compare.cell("memory", Value(86.01e6, 86.0e6, 86.02e6, 3), spread=True) == "86.01 MB"
 
 
 async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is_on() -> None:
@@ -185,7 +189,7 @@ def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
     done = a_round(answered(Q8, 25.0), failed)
     figures = figures_of([done])
     assert figures.rows["tok_s"].b is None and compare.verdict(figures.verdict, NAMES) == ""
-    assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s", "n/a", "")
+    assert compare.rows(figures, NAMES)[1] == ("decode", "25.00 tok/s", "n/a", "")
     assert compare.failures(done, NAMES) == ["Q4_K_M: The worker crashed. Try again."]
     idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]  # bytes are no reason then
     for rate, why in ((48.0, "memory is not what limits it"), (120.0, "more than fewer bytes alone can explain")):

@@ -91,7 +91,10 @@ def test_a_cancel_before_the_prompt_is_tokenized_is_obeyed(chat: Chat, tiny_mode
 
 def test_a_larger_context_is_advised_where_the_model_has_one(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:
     small = write_tiny_gguf(tmp_path / "small.gguf", n_ctx_train=512)
-    for path, hint in ((tiny_model, "Shorten it, or raise the context size (--ctx)."), (small, "Shorten it.")):
+    for path, hint in (
+        (tiny_model, "Shorten it, or raise the context size (Alt+S in the app, or --ctx)."),
+        (small, "Shorten it."),
+    ):
         chat.load(path)
         chat.request(messages=(user("x y z " * 200),))
         assert chat.failure.hint == hint

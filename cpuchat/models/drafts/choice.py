@@ -167,14 +167,17 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     header = read_model(target)
     if usable_layers(header):
         return target, ""
-    costs = target_costs(target) if measured_only else UNKNOWN
+    costs = target_costs(target)
     if measured_only and not costs.draft_ms:
         return None, ""
     model, named = named_drafts(header, library, beside=target)
     for one in named:
-        if one.path is None or (measured_only and not measured_draft_ms(costs, one.path)):
+        is_measured = one.path is not None and bool(measured_draft_ms(costs, one.path))
+        if one.path is None or (measured_only and not is_measured):
             continue
         if check(one, header).fits:
+            if is_measured:  # it was said when the two were first loaded
+                return one.path, ""
             name = _title(one.name, one.quantization)
             return one.path, f"Draft model: {name}, recommended by the catalog for {clean_line(model)}."
     return None, ""

@@ -22,6 +22,7 @@ from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.hub.repository import choose_repo_model
+from cpuchat.models.library import usage
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
 from cpuchat.present.chats import document
@@ -408,7 +409,9 @@ class ChatCommands:
         with services.keys_held():
             await session.conversation.backend.unload()
         try:
-            loaded = await services.navigation.compare(sides, prompt, kept) or loaded
+            if (chosen := await services.navigation.compare(sides, prompt, kept)) is not None:
+                loaded = chosen
+                await asyncio.to_thread(usage.loaded, [chosen])  # also if the user quits before it is
         finally:
             if self._screen.is_running and not services.leaving:
                 session.listen(Changed("chats"))

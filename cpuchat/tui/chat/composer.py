@@ -6,7 +6,6 @@ Paths are completed after @, commands after /. What a message would send is show
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,7 +38,6 @@ ACTIONS = {"/rename": "rename_chat"}
 """Of the commands that take an argument, which it is for."""
 _COMMAND = re.compile(rf"(/[A-Za-z\d-]*)|({'|'.join(ACTIONS)}) +(\S.*)")
 _LIKE_COMMAND = re.compile(r"(/[A-Za-z\d-]+) +\S.*")
-_CLOSE = 0.8  # likeness of a misspelt command: /hlep to /help, but not /tmp to /top
 _PAUSE_SECONDS = 0.15  # in typing, before files are read
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
 _MIN_WAIT = 2.0  # seconds to read a message from which they are shown
@@ -60,7 +58,7 @@ def refused(text: str, known: Collection[str]) -> str:
     if (typed := command_in(text)) is not None:
         return "" if typed[0] in known else f"Unknown command {typed[0]}."
     match = _LIKE_COMMAND.fullmatch(text)
-    if match is None or not difflib.get_close_matches(match[1].lower(), known, n=1, cutoff=_CLOSE):
+    if match is None or (match[1] not in known and Path(match[1]).exists()):
         return ""  # a path and a question, for one
     return f"{match[1]} takes no argument." if match[1] in known else f"Unknown command {match[1]}."
 
@@ -212,7 +210,7 @@ class Composer(PromptInput):
         session = self._session
         known = commands(self.screen) if self.editing is None else {}
         if self.editing is None and (why := refused(text, known)):
-            session.tell(f"{why} Type / for a list; your text stays in the prompt.", "warning")
+            session.tell(f"{why} Type / for a list; to send this, put a word before it.", "warning")
         elif self.editing is None and (typed := command_in(text)) is not None:
             name, argument = typed
             run = known[name][1]

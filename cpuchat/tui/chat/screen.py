@@ -282,14 +282,16 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ("sidebar", "telemetry"):
             return not self.has_class("-presenting")
-        if action == "stop" and self._composer.is_mounted:
-            away = self.focused is not self._composer
-            active = (
-                self.session.busy or self.reader.busy or self._composer.editing is not None or bool(self.session.queue)
-            )
-            over = self._composer.offers_completions or self.has_class("-chats-over")
-            return True if active or away or over else None
+        if action in ("stop", "back") and self._composer.is_mounted:
+            composer, session = self._composer, self.session
+            stops = session.busy or self.reader.busy or bool(session.queue)
+            is_open = composer.editing is not None or composer.offers_completions or self.has_class("-chats-over")
+            return stops if action == "stop" else not stops and (is_open or self.focused is not composer)
         return True
+
+    async def action_back(self) -> None:
+        """Do what Esc does where nothing runs."""
+        await self.action_stop()
 
     async def action_stop(self) -> None:
         """Close what is offered, else be silent, else stop what is written or loaded, else leave what Esc leaves."""

@@ -71,6 +71,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         self._prompt.border_title = "Prompt for both · Enter sends"
         self._prompt.suggestions = (_SAMPLE,)
         self._prompt.placeholder = f"1  {_SAMPLE}"
+        came_with = str(services.loaded_path)
+        self._chosen = int(came_with == sides[1].path != sides[0].path)  # the side that Enter takes
         self._left = False
         self._waits = False  # for quiet cores
         self._agreeing: Worker[bool] | None = None
@@ -83,7 +85,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def on_mount(self) -> None:
         self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
-        self.action_front(0)
+        self._show_front(self._chosen)
         for pane in self._panes:
             pane.show_turns(self.comparison.turns, self._first_shown)
         self._show_result()
@@ -92,7 +94,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             if self._first_prompt:
                 self.submit(self._first_prompt)
             elif self.comparison.turns:
-                self._panes[0].focus()
+                self._panes[self._chosen].focus()
             else:
                 self.action_next()
 
@@ -223,6 +225,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
             for pane in self._panes:
                 pane.show_turns(turns)
+            self._show_front(self._chosen)
             self._show_result()
             return None
         finally:
@@ -235,6 +238,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         for pane in self._panes:
             pane.show_turns(turns) if stays else pane.end()
         self._show_live()
+        self._show_front(self._chosen)
         self._show_result(replay=not stays)
         if stays:
             self.notify("Stopped. The complete answers stay.")
@@ -256,7 +260,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         pane = self._panes[side]
         pane.show_event(event, self.comparison.runners[side].conversation.meter.prefill_left_s())
         if len(self.comparison.writing) == 1:
-            self.action_front(side)
+            self._show_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
             pace = pace_beside(event.model.n_threads)
@@ -288,7 +292,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self._leave()
 
     def action_use(self) -> None:
-        self._leave(Path(self._sides[self._front.index].path))
+        self._leave(Path(self._sides[self._chosen].path))
 
     @work
     async def _leave(self, chosen: Path | None = None) -> None:
@@ -365,7 +369,8 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         """Return whether the side in front can be taken: the sides are two files, with the user's settings."""
         (a, b), turns = self._sides, self.comparison.turns
         are_files = a.path != b.path and not a.changes and not b.changes
-        return are_files and bool(turns and turns[-1].rounds) and not self.comparison.running
+        is_told = bool(turns and turns[-1].rounds) and not self.comparison.running
+        return are_files and is_told and not self.has_class("-asking") and not self.has_class("-places")
 
     def _show_use(self) -> None:
         """Say at the side in front that Enter takes it."""
@@ -382,11 +387,17 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     @on(DescendantFocus)
     def _pane_focused(self, event: DescendantFocus) -> None:
-        if isinstance(event.widget, SidePane):
+        if isinstance(event.widget, SidePane) and not self.busy:  # else it goes from a hidden side to the other
             self.action_front(event.widget.index)
 
     def action_front(self, side: int) -> None:
+        """Choose a side: it is in front, but for the one that answers."""
+        self._chosen = side
+        self._show_front(side)
+
+    def _show_front(self, side: int) -> None:
         if self._panes[side].has_class("-front"):
+            self._show_use()
             return
         for pane in self._panes:
             pane.set_class(pane.index == side, "-front")
@@ -408,7 +419,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "use":
-            return self._can_use and not self.has_class("-asking")
+            return self._can_use
         if action == "wait":
             return not self._waits and bool(self.comparison.turns) and not self.has_class("-asking")
         if action in ("next", "repeat", "agreement"):
@@ -420,7 +431,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         """Show the list of places, or the stage again; where the sides are loaded in turn, the places are found now."""
         if self.has_class("-places"):
             self.remove_class("-places")
-            self._panes[0].focus()
+            self._go_to(self._chosen)
             return
         turns = self.comparison.turns
         if self._refuse_while_busy() or not turns or not turns[-1].rounds:
@@ -429,16 +440,17 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
             self._agreeing = self._agree() if turns[-1].rounds[-1].agreement is None else None
         self.add_class("-places")  # at once: Esc goes back to the stage
         self._places.focus()
+        self._show_use()
         if self._agreeing is not None and not await result_of(self._agreeing):
             self.remove_class("-places")
-            self._panes[0].focus()
+            self._go_to(self._chosen)
             if reason := await asyncio.to_thread(self.comparison.agreement_refused):
                 self.notify(clean_line(reason), markup=False)
 
     @on(PlacesList.Chosen)
     def _place_chosen(self, event: PlacesList.Chosen) -> None:
         answer = self.comparison.turns[-1].rounds[-1].answers[event.side]
-        self.action_front(event.side)
+        self._show_front(event.side)
         at = event.place.character - len(answer.reasoning)
         self._panes[event.side].go_to(max(0, at) / max(1, len(answer.content)))
 
@@ -446,10 +458,11 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         self.remove_class("-places")
         self.add_class("-asking")
         self._prompt.focus()
+        self._show_use()
 
     def _hide_prompt(self) -> None:
         self.remove_class("-asking")
-        self._front.focus()
+        self._go_to(self._chosen)
 
     async def action_wait(self) -> None:
         """Repeat the round once the cores are quiet; what runs is stopped."""

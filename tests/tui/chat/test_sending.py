@@ -170,3 +170,16 @@ async def test_a_stopped_answer_goes_on_in_the_same_message() -> None:
         await app.until(lambda: sum("Nothing to continue" in notice for notice in app.notices) == 2)
         await app.send("Next")
         assert [one.content for one in app.backend.requests[-1].messages] == ["Count", "One two three.", "Next"]
+
+
+async def test_a_request_stopped_before_its_first_token_is_answered_by_continuing() -> None:
+    gate = Gate()
+    async with loaded(ScriptedBackend([[gate, *answer("Never")], answer("Now.")])) as app:
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.idle()
+        assert app.contents() == ["Count"]
+        await app.press("alt+r")
+        await app.idle(2)
+        assert app.contents() == ["Count", "Now."] and not app.backend.requests[-1].continues

@@ -34,6 +34,7 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
             ("/nothing-of-ours", "Unknown command /nothing-of-ours"),
             ("/Nothing2", "Unknown command /Nothing2"),
             ("/hlep me", "Unknown command /hlep"),
+            ("/nothing-of-ours here", "Unknown command /nothing-of-ours"),
             ("/models mine", "/models takes no argument"),
         ):
             await app.send(text, wait=False)
