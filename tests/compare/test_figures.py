@@ -192,6 +192,6 @@ def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.00 tok/s", "n/a", "")
     assert compare.failures(done, NAMES) == ["Q4_K_M: The worker crashed. Try again."]
     idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]  # bytes are no reason then
-    for rate, why in ((48.0, "memory is not what limits it"), (120.0, "more than fewer bytes alone can explain")):
+    for rate, why in ((48.0, "memory is not what limits it"), (120.0, "bytes allow 1.67×; computing limits Q8_0")):
         text = said(a_round(answered(idle[0], 25.0), answered(idle[1], rate)))  # 1.67× is within what 1.92× may be
         assert text == f"Q4_K_M reads 40 % fewer bytes and is {rate / 25:.2f}× as fast: {why}."
