@@ -37,8 +37,11 @@ def cell(name: Name, value: Value | None, *, spread: bool) -> str:
     if value is None:
         return "n/a"
     _, unit, factor = _FIGURES[name]
-    median = f"{value.median:,.0f}" if name == "tokens" else units.four_digits(factor * value.median)
-    low, high = (units.rate(factor * one) for one in (value.low, value.high))
+    if name == "tokens":
+        median, low, high = (f"{one:,.0f}" for one in (value.median, value.low, value.high))
+    else:
+        median = units.four_digits(factor * value.median)
+        low, high = (units.rate(factor * one) for one in (value.low, value.high))
     text = f"{median} {unit}".rstrip()
     return text if not spread or value.n < MIN_ROUNDS or low == high else f"{text} ({low}–{high})"
 
