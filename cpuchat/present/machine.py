@@ -477,9 +477,8 @@ def kernel_chart(
         bars.append(Bar(kind, used, " · ".join((ratio, *sizes))))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
     foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None and bars else []
-    foot += (
-        [f"{', '.join(noisy)} not measured yet without other programs; a load on idle cores does it"] if noisy else []
-    )
+    if noisy:
+        foot.append(f"{', '.join(noisy)} not measured yet without other programs; a load on idle cores does it")
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:

@@ -287,13 +287,9 @@ def _mean(values: list[float | None]) -> float | None:
 
 def whole_answer(timings: Timings) -> Decoding:
     """Return the decoding of an answer that is complete."""
-    whole = Evaluated.of(timings.speculation, timings.predicted_n)
-    return Decoding(
-        tok_s=timings.predicted_per_second,
-        whole=whole,
-        n_past=max(0, timings.n_past - timings.predicted_n // 2),
-        plain_tok_s=plain_rate(timings.speculation),
-    )
+    whole, figures = Evaluated.of(timings.speculation, timings.predicted_n), timings.speculation
+    n_past = max(0, timings.n_past - timings.predicted_n // 2)
+    return Decoding(timings.predicted_per_second, whole, n_past, plain_rate(figures))
 
 
 def plain_rate(figures: SpeculationFigures | None) -> float | None:
