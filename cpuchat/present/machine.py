@@ -746,7 +746,7 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
 
     if not engine.kernels or model.evidence is None:
         return kernel_words(engine)
-    parts = list[str]()
+    parts, unmeasured = list[str](), dict[str, None]()
     for one in multiplied(model):
         kind = one.type.upper()
         if kind not in TYPES:
@@ -757,6 +757,7 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
             used, ratio = _rate_of(found, one.is_of_cpuchat)
             words += f": {bandwidth(used)}{peak} GB/s, {ratio}"
         else:
-            words += ": not measured yet"
+            unmeasured[kind] = None
         parts.append(words)
+    parts += [f"not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"

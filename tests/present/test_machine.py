@@ -185,7 +185,7 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     assert "cpuchat Q4_K 626 MB: 14 of 50 GB/s, ≈1.00× llama.cpp" in kernels_used(
         model, engine, products
     )  # as `why` says
-    assert kernels_used(model, engine, products).endswith("llama.cpp Q8_0 354 MB: not measured yet")
+    assert kernels_used(model, engine, products).endswith("llama.cpp Q8_0 354 MB; not measured yet: Q8_0")
     assert found.foot[0] == "╎ 12 GB/s read bandwidth, at least"
     assert found.foot[1].startswith("Q8_0 not measured yet without other programs")
     alone = kernel_chart("AVX2", {"Q4_K": one}, Peak(12e9, (0,)), model)
