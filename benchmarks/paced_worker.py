@@ -72,8 +72,6 @@ def drafting(n: int, rate: float) -> SpeculationFigures:
         passes=passes,
         draft_n=drafted,
         draft_n_accepted=drafted * 2 // 3,
-        recent_draft_n=60,
-        recent_draft_n_accepted=40 + n % 7,
         by_position=((drafted, drafted * 3 // 4), (drafted // 2, drafted // 4)),
         by_drafter=(DrafterCount(name="suffix", draft_n=drafted, draft_n_accepted=drafted * 2 // 3),),
         drafter="suffix",

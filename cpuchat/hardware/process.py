@@ -64,9 +64,10 @@ class BusyPrograms:
         self._own: dict[str, int] = {}  # of each thread of this program
         self._at = monotonic()
 
-    def names(self) -> tuple[str, ...]:
-        """Return the two other programs that computed most since the last call, with their busiest process:
-        `cc1 (PID 71 and 3 more, 180 % of a core)`; none at first."""
+    def names(self, taken: float = 0.0) -> tuple[str, ...]:
+        """Return the two other programs that computed most since the last call, with their busiest process: `cc1 (PID
+        71 and 3 more)`; none at first. At the end `other programs`, where all that are named had less than half of the
+        `taken` cores."""
         last, before, self._at = self._last, self._at, monotonic()
         ticks = max(self._at - before, 0.01) * _TICKS_PER_SECOND
         spent, found = dict[str, Counter[int]](), self._processes()
@@ -76,14 +77,13 @@ class BusyPrograms:
             if last and more > 0 and pid not in own and parent != _KERNEL_THREADS:
                 spent.setdefault(name, Counter())[pid] = more
         self._last = {pid: used for pid, (_, _, used) in found.items()}
-        words = list[str]()
+        words, named = list[str](), 0.0
         for name, of in sorted(spent.items(), key=lambda one: -one[1].total())[:2]:
             more = f" and {len(of) - 1} more" if len(of) > 1 else ""
             if of.total() >= _LITTLE * ticks:
-                words.append(
-                    f"{name} (PID {max(of, key=of.__getitem__)}{more}, {100 * of.total() / ticks:.0f} % of a core)"
-                )
-        return tuple(words)
+                named += of.total() / ticks
+                words.append(f"{name} (PID {max(of, key=of.__getitem__)}{more})")
+        return (*words, "other programs") if named < taken / 2 else tuple(words)
 
     def own_ticks(self) -> Counter[int]:
         """Return the ticks of CPU time that threads of this program and its children spent since the last call, by the

@@ -20,7 +20,7 @@ from cpuchat.present.models import measured_speed, speed_rows
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
-from cpuchat.telemetry.roofline import OFF
+from cpuchat.telemetry.roofline import NO_LIMIT, OFF
 from cpuchat.telemetry.units import ago, bandwidth, gigabytes, plural, size
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Now:
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
     are on in the settings. `passes` as of `passes_measured`. Other programs keep the CPUs `busy`, this one those that
     are `working`. `answered`: the running or last answer; `traffic` in bytes per second, and what counts it; `here` is
-    the loaded model, else the last one; `loading`: how far a load is, "" without one; `measuring` the bandwidth."""
+    the loaded model, else the last one, once that `is_read`; `loading`: how far a load is, "" without one; `measuring`
+    the bandwidth."""
 
     model: ModelInfo | None = None
     loading: str = ""
@@ -74,7 +75,13 @@ class Now:
     answered: ChatFigures | None = None
     traffic: tuple[float, str] | None = None
     here: ModelHere | None = None
+    is_read: bool = False
     measuring: bool = False
+
+    @property
+    def awaited(self) -> bool:
+        """Return whether the figures of the loaded model are being read: their rows keep the place."""
+        return self.model is not None and self.here is None and not self.is_read
 
 
 def title(facts: DiagnosticFacts) -> str:
@@ -259,7 +266,7 @@ def token_time(found: Prediction, measured: float) -> str:
     """Return what a token without drafts spends its time on, as measured (0: as predicted): reading at the limit, and
     by the cost model what slower reading, computing and layers add; "" where the peak is an estimate.
 
-    `25.0 ms = 18.5 at the limit + 1.2 reading + 3.2 computing + 1.0 between layers + 1.1 unexplained`."""
+    `25.0 ms predicted = 18.5 at the limit + 1.2 reading + 3.2 computing + 1.0 between layers + 1.1 unexplained`."""
     rate = measured or found.tok_s
     if found.limit_tok_s is None or found.cost is None or not rate or found.low_tok_s != found.tok_s:
         return ""
@@ -271,7 +278,21 @@ def token_time(found: Prediction, measured: float) -> str:
         part = min(round(max(ms, 0.0), digits), rest)
         rest -= part
         words += [f"{part:.{digits}f} {what}"] if part >= 10**-digits / 2 else []
-    return f"{takes:.{digits}f} ms = {' + '.join(words)}"
+    return f"{takes:.{digits}f} ms{'' if measured else ' predicted'} = {' + '.join(words)}"
+
+
+def _answer_time(now: Now) -> str:
+    """Return what a token takes: of an answer beside other programs, how much of it these cost."""
+    if (here := now.here) is None:
+        return "…" if now.awaited else ""
+    figures, alone = now.answered, here.plain or here.predicted.tok_s or 0.0
+    rate = figures.decode_tok_s.value if figures is not None and figures.cores_share is not None else None
+    if figures is None or not rate or rate >= alone or figures.drafting.counts.draft_n:
+        return here.rows.get("per token", "")
+    digits = 1 if rate <= _FAST else 2
+    takes, least = round(1e3 / rate, digits), round(1e3 / alone, digits)
+    how = "measured" if here.plain else "predicted"
+    return f"{takes:.{digits}f} ms = {least:.{digits}f} {how} + {takes - least:.{digits}f} lost to other programs"
 
 
 _FAST = 200  # tok/s from which on hundredths of a millisecond matter
@@ -281,7 +302,8 @@ def speed_chart(now: Now) -> Chart | None:
     """Return how fast the model is, without drafts as measured, else as predicted, the running or last answer, and now,
     against the limit that memory sets; None where nothing is known."""
     if (here := now.here) is None:
-        return None
+        answers = now.answered is not None and now.answered.phase == "decoding"
+        return Chart("speed", (), foot=["…"] * (4 if answers else 2)) if now.awaited else None
     figures, found, limit, bars = now.answered, here.predicted, here.predicted.limit_tok_s or 0.0, list[Bar]()
 
     def of_limit(rate: float) -> str:
@@ -311,16 +333,16 @@ def speed_chart(now: Now) -> Chart | None:
 
 
 def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:
-    """Return what a token spends its time on, and what would help, the most first."""
+    """Return what a token spends its time on, and what would help, the most first: other programs that have cores of
+    the model, before anything else ("…" until they are known)."""
     from cpuchat.hardware.diagnostics import LOADED, UNDISTURBED, UNMEASURED, UNVERIFIED, examine
 
-    found, takes = list[str](), now.here.rows.get("per token", "") if now.here is not None else ""
-    share = now.answered.cores_share if now.answered is not None else None
-    if facts.others:
-        found = [f"Stop {' and '.join(facts.others)}."]
-    elif share is not None:
-        found = [f"Stop other programs (see top): they had {100 * (1 - share):.0f} % of the cores in this answer."]
-    told = {UNVERIFIED, UNMEASURED, UNDISTURBED, LOADED if found else ""}
+    takes, placed = _answer_time(now), facts.placement
+    cpus = now.model.cpus if now.model is not None else placed.cpus if placed is not None else ()
+    found = [f"Stop {' and '.join(facts.others)}."] if facts.others else []
+    if not found and (now.awaited or not now.cores or not now.busy.isdisjoint(cpus)):
+        found = ["…"]
+    told = {UNVERIFIED, UNMEASURED, UNDISTURBED, LOADED}
     findings = [one for one in examine(facts, beside=now.model is not None or bool(now.loading)) if one.level != "ok"]
     found += [f"{one.title}. {one.fix}" for one in findings if one.title not in told]
     if len(found) > max_rows:
@@ -328,7 +350,9 @@ def helping(facts: DiagnosticFacts, now: Now, max_rows: int = 3) -> list[Row]:
     if not found and not now.measuring and (facts.peaks.all_cores is None or facts.peaks.all_cores.estimated):
         found = ["Measuring first: m, `cpuchat probe`, or an idle app. Until then speeds are rough."]
     if not found and now.here is not None:
-        found = ["No setting of this machine: fewer bits per weight, drafts, or memory with more bandwidth."]
+        cached = now.here.rows.get("limit") == NO_LIMIT
+        help = "a smaller model" if cached else "fewer bits per weight, drafts, or memory with more bandwidth"
+        found = [f"No setting of this machine: {help}{', or faster cores' * cached}."]
     lines = [("" if number else "would help", text) for number, text in enumerate(found)]
     return [("per token", takes), *lines] if takes else lines
 
@@ -414,14 +438,18 @@ def bandwidth_chart(facts: DiagnosticFacts, now: Now, told: str) -> Chart:
     return Chart(f"read bandwidth{whose}", bars, scale, most.bytes_per_s if most is not None else 0.0, foot)
 
 
-def measured_anew(before: Peak | None, after: Peak | None) -> str:
-    """Return what a measurement changed: `measured: 49 → 52 GB/s, undisturbed`."""
+def measured_anew(before: Peak | None, after: Peak | None, beside: bool = False) -> str:
+    """Return what a measurement changed: `measured: 49 → 52 GB/s, undisturbed`. `beside`: other programs computed."""
     if after is None or (after.estimated and not after.least):
         return ""
     if after.estimated:
         return f"measured {bandwidth(after.least)} GB/s beside other programs: the estimate stays"
+    if before == after:  # nothing better was kept
+        return (
+            f"other programs ran: not better than the earlier {'≥' * after.at_least}{bandwidth(after.bytes_per_s)} GB/s"
+        )
     was = f"{'≈' * before.estimated}{bandwidth(before.bytes_per_s)} → " if before is not None else ""
-    how = "at least: other programs ran" if after.at_least else "undisturbed"
+    how = "at least: other programs ran" if after.at_least else "from quiet moments" if beside else "undisturbed"
     return f"measured: {was}{bandwidth(after.bytes_per_s)} GB/s, {how}"
 
 
@@ -449,9 +477,8 @@ def kernel_chart(
         bars.append(Bar(kind, used, " · ".join((ratio, *sizes))))
     kernels = f"kernels for {instructions}" if instructions else "kernels of llama.cpp"
     foot = [f"╎ {bandwidth(peak)} GB/s read bandwidth{_how_sure(known)}"] if known is not None and bars else []
-    foot += (
-        [f"{', '.join(noisy)} not measured yet without other programs; a load on idle cores does it"] if noisy else []
-    )
+    if noisy:
+        foot.append(f"{', '.join(noisy)} not measured yet without other programs; a load on idle cores does it")
     scale = max([peak, *(one.rate for one in bars)])
     foot += ["beyond ╎: L3 held what was measured"] if scale > OFF * peak > 0 and not _how_sure(known) else []
     if not bars:
@@ -489,7 +516,8 @@ def core_chart(topology: Topology, now: Now, past: Sequence[Mapping[int, CpuUse]
         *_, last = used = [max(one.get(cpu, CpuUse()) for cpu in core.cpus) for one in (*past, now.cores)]
         clock, shares = f"{last.khz / 1e6:.2f} GHz" if last.khz else "", tuple(one.busy for one in used)
         bars.append(Bar(f"core {core.index}", last.busy, clock, now=True, past=shares, own=last.own))
-    return Chart("cores, busy with cpuchat + other programs", bars, unit="%") if now.cores else None
+    heading = "cores, busy with cpuchat + other programs" if past else "cores, busy with █ cpuchat + ▒ other programs"
+    return Chart(heading, bars, unit="%") if now.cores else None
 
 
 def bandwidth_bars(facts: DiagnosticFacts, now: Now | None = None) -> tuple[list[Bar], float]:
@@ -718,7 +746,7 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
 
     if not engine.kernels or model.evidence is None:
         return kernel_words(engine)
-    parts = list[str]()
+    parts, unmeasured = list[str](), dict[str, None]()
     for one in multiplied(model):
         kind = one.type.upper()
         if kind not in TYPES:
@@ -728,5 +756,8 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
             peak = f" of {'≈' * model.peak_estimated}{bandwidth(model.peak_read)}" if model.peak_read else ""
             used, ratio = _rate_of(found, one.is_of_cpuchat)
             words += f": {bandwidth(used)}{peak} GB/s, {ratio}"
+        else:
+            unmeasured[kind] = None
         parts.append(words)
+    parts += [f"not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"

@@ -318,10 +318,11 @@ def speed_rows(prediction: Prediction, machine: Machine) -> Rows:
     if limit is None and prediction.tok_s is not None:
         rows.append(("limit", NO_LIMIT))
     elif limit is not None:
-        gbs, per_token = units.bandwidth(limit * prediction.bytes_per_token), units.size(prediction.bytes_per_token)
+        n_bytes = prediction.bytes_per_token  # with so many digits that the quotient is the limit beside it
+        per_token = f"{units.gigabytes(n_bytes)} GB" if n_bytes >= 999.5e6 else units.size(n_bytes)
         about, more = "≈" * machine.estimated, " or more" * machine.at_least
         shown = f"{about}{units.rate(limit)} tok/s{more} without drafts"
-        rows.append(("limit", f"{shown}: {about}{gbs} GB/s ÷ {per_token} per token"))
+        rows.append(("limit", f"{shown}: {about}{units.gigabytes(limit * n_bytes)} GB/s ÷ {per_token} per token"))
     return rows
 
 

@@ -29,10 +29,10 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` of the target (all
     between the first token and the last: verify passes, plain steps, and those that evaluate accepted tokens again
-    where a recurrent state cannot roll back the rejected ones alone). `recent_*` are the same over about the last 32
-    passes with a draft. `by_position`: (drafted, accepted) for the first, second, ... token of a draft. `drafter`
-    proposed last, `depth` is the draft depth in use now (0 = plain decoding). `draft_passes` are evaluations of the
-    draft model, each of which reads all its weights. `draft_ms` is time spent drafting that verification waited for.
+    where a recurrent state cannot roll back the rejected ones alone). `by_position`: (drafted, accepted) for the first,
+    second, ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding).
+    `draft_passes` are evaluations of the draft model, each of which reads all its weights. `draft_ms` is time spent
+    drafting that verification waited for.
     `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs were using the
     cores for part of the answer, and plain decoding was timed without them). `off` is why speculation is off; None: it
     is on. `source`: "" when the engine of this machine counted, else who counted ("server"); the depth is not known
@@ -41,8 +41,6 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
-    recent_draft_n: int = 0
-    recent_draft_n_accepted: int = 0
     by_position: tuple[tuple[int, int], ...] = ()
     by_drafter: tuple[DrafterCount, ...] = ()
     drafter: str = ""

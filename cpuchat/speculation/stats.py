@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
@@ -36,9 +34,6 @@ class PassRecord:
         return len(self.buckets)
 
 
-_RECENT_PASSES: Final = 32
-
-
 class SpeculationStats:
     """Counts of one answer. Drafted tokens count as llama-server counts them: all that were in a verify pass, including
     those after the first rejected one."""
@@ -49,7 +44,6 @@ class SpeculationStats:
         self._drafted = [0] * MAX_DEPTH
         self._accepted = [0] * MAX_DEPTH
         self._by_drafter: dict[DrafterName, list[int]] = {}
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_PASSES)
 
     def record(self, record: PassRecord) -> None:
         """Count a pass, with those of the rollback after it; one without a draft is a plain step."""
@@ -65,7 +59,6 @@ class SpeculationStats:
         counts = self._by_drafter.setdefault(record.drafter, [0, 0])
         counts[0] += n
         counts[1] += accepted
-        self._recent.append((n, accepted))
 
     def counts(self) -> SpeculationFigures:
         """Return what is counted here: all but what drafting and the controller know."""
@@ -74,8 +67,6 @@ class SpeculationStats:
             passes=self._passes,
             draft_n=sum(self._drafted),
             draft_n_accepted=sum(self._accepted),
-            recent_draft_n=sum(n for n, _ in self._recent),
-            recent_draft_n_accepted=sum(n for _, n in self._recent),
             by_position=tuple(zip(self._drafted[:deepest], self._accepted[:deepest], strict=True)),
             by_drafter=tuple(
                 DrafterCount(name=name, draft_n=n, draft_n_accepted=accepted)

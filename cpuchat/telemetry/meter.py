@@ -80,8 +80,8 @@ class DraftingFigures:
     """The figures of drafting: `counts` as the worker or a server sent them last, and what follows from them.
 
     `wanted`: drafters are chosen; `adaptive`: the depth is not fixed by the user. Acceptance is accepted by drafted
-    tokens (0-1), `acceptance_now` over the last passes, `acceptance` over the answer. `tokens_per_pass` written per
-    evaluation of the target. `depth` tokens are drafted per pass now, 0 = plain decoding, None: not known.
+    tokens (0-1). `tokens_per_pass` written per evaluation of the target. `depth` tokens are drafted per pass now, 0 =
+    plain decoding, None: not known.
     `draft_share` of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain
     decoding does here, `speed_up` the rate of this answer against it. `off` is why drafting is off, before the first
     counts, too."""
@@ -91,7 +91,6 @@ class DraftingFigures:
     adaptive: bool = True
     depth: int | None = None
     off: DraftsOff | None = None
-    acceptance_now: Metric[float] = _OFF
     acceptance: Metric[float] = _OFF
     tokens_per_pass: Metric[float] = _OFF
     draft_share: Metric[float] = _OFF
@@ -112,10 +111,11 @@ def drafting(
     decode_ms: float,
     tok_s: float | None,
     is_answered: bool,
+    disturbed: bool = False,
 ) -> DraftingFigures:
     """Return the figures of an answer, drafted as `asked`. `figures`: the newest, taken when `predicted_n` tokens were
     generated in `decode_ms` milliseconds. `tok_s`: the rate to compare with plain decoding. `is_answered`: text has
-    come."""
+    come. `disturbed`: other programs had cores, so that it tells nothing of plain decoding."""
     on_server = model is not None and bool(model.server)  # it counts by itself, and drafts as it was started
     drafts_off = model.drafts_off if model is not None else None
     adaptive = asked.depth == 0 and not on_server
@@ -124,13 +124,13 @@ def drafting(
     counts = figures or SpeculationFigures(off=drafts_off)
     nothing = "nothing drafted" if is_answered else NO_ANSWER
     depth = None if figures is None or on_server else asked.depth or counts.depth
-    # Of an answer without drafts, its own average speed.
-    plain = missing("busy cores" if counts.disturbed else "not reported" if counts.source else "not calibrated")
-    calibrated_ms = model.pass_ms[0] if model is not None and model.pass_ms and not counts.disturbed else 0.0
-    if not on_server and figures is not None and not counts.draft_n and predicted_n > 1 and decode_ms > 0:
-        plain = Metric((predicted_n - 1) * 1e3 / decode_ms)
-    elif not on_server and (plain_ms := counts.plain_ms or calibrated_ms):
-        plain = Metric(1e3 / plain_ms)
+    plain_ms, disturbed = counts.plain_ms, disturbed or counts.disturbed
+    if figures is not None and not counts.draft_n and predicted_n > 1:  # its own average speed
+        plain_ms = decode_ms / (predicted_n - 1)
+    elif not plain_ms and model is not None and model.pass_ms:
+        plain_ms = model.pass_ms[0]
+    no_plain = "busy cores" if disturbed else "not reported" if counts.source else "not calibrated"
+    plain = missing(no_plain) if disturbed or on_server or not plain_ms else Metric(1e3 / plain_ms)
     # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
     long_enough = figures is not None and decode_ms >= max(counts.draft_ms, 1.0)
     timed = long_enough and not on_server and (counts.draft_n or counts.draft_ms)
@@ -141,12 +141,11 @@ def drafting(
         adaptive=adaptive,
         depth=depth,
         off=counts.off or (drafts_off if not counts.draft_n else None),
-        acceptance_now=_share(counts.recent_draft_n_accepted, counts.recent_draft_n, nothing),
         acceptance=_share(counts.draft_n_accepted, counts.draft_n, nothing),
         tokens_per_pass=Metric.of(counts.tokens_per_pass(predicted_n), nothing),
         draft_share=Metric(counts.draft_ms / decode_ms) if timed else missing(not_timed),
         plain_tok_s=plain,
-        speed_up=Metric.of(counts.speed_up(tok_s, predicted_n), plain.why or nothing),
+        speed_up=Metric.of(None if disturbed else counts.speed_up(tok_s, predicted_n), plain.why or nothing),
     )
 
 
@@ -160,7 +159,6 @@ _OF_AN_ANSWER = (PrefillProgress, TextDelta, SpeculationUpdate, GenerationFinish
 SAMPLE_MS = 500.0
 HISTORY_SECONDS = 60
 _LIVE_MS, _MIN_LIVE_MS = 1000.0, 100.0  # of a rate; in less time one pass with drafts would look like a speed
-_UPDATES = 5  # the worker tells four times a second what it evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +247,7 @@ class Meter:
     def _reset_drafting(self) -> None:
         self._figures: SpeculationFigures | None = None
         self._figures_at = (0, 0.0)  # tokens, and ms of decoding
-        self._evaluated: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
+        self._evaluated = Evaluated()
         self._average = SampleAverage()
 
     def machine(self, sample: MachineSample) -> None:
@@ -301,7 +299,7 @@ class Meter:
                 decode_ms = self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
                 self._figures, self._figures_at = event.figures, (event.predicted_n, decode_ms)
                 if event.figures.passes:
-                    self._evaluated.append(Evaluated.of(event.figures, event.predicted_n))
+                    self._evaluated = Evaluated.of(event.figures, event.predicted_n)
             case GenerationFinished():
                 self._finish(event)
             case ContextTrimmed():
@@ -482,6 +480,7 @@ class Meter:
         """Return the figures at `now` (monotonic seconds), which lowers the live rate while no token arrives."""
         prefill, timings = self._prefill, self._timings
         live, decode = self._live(now), self._decode()
+        share = timings.cores_share if timings is not None else cores_share(self._cpu_wait, self._cpu_ran)
         of_model = self._model.unreported if self._model is not None else ()
         unreported = {name: why for name, why in of_model if name not in self._reported}
         no_model = "model is loading" if self._phase == "loading" else NO_MODEL
@@ -515,33 +514,29 @@ class Meter:
                 self.asked,
                 self._figures,
                 *self._figures_at,
-                decode if live is None else live,
+                decode,
                 self._first is not None,
+                share is not None,
             ),
-            roofline=self._roofline(self._decoding(live, decode)),
+            roofline=self._roofline(self._decoding(decode)),
             on_server=self._on_server,
             unreported=unreported,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s(now) if self._phase == "prefill" else None,
-            cores_share=timings.cores_share if timings is not None else cores_share(self._cpu_wait, self._cpu_ran),
+            cores_share=share,
             queued_s=timings.queued_s if timings is not None else None,
         )
 
-    def _decoding(self, live: float | None, average: float | None) -> Decoding:
+    def _decoding(self, average: float | None) -> Decoding:
         if self._timings is not None:
-            return replace(whole_answer(self._timings), tok_s=average, average_tok_s=average)
-        whole = recent = self._evaluated[-1]
-        if whole.passes:
-            last_second = whole.since(self._evaluated[0])
-            recent = last_second if last_second.passes > 0 and last_second.tokens > 0 else whole
-        else:
-            whole = recent = Evaluated.of(None, self._predicted_n)
-        return Decoding(live, average, recent, whole, self._n_past or 0, plain_rate(self._figures))
+            return replace(whole_answer(self._timings), tok_s=average)
+        whole = self._evaluated if self._evaluated.passes else Evaluated.of(None, self._predicted_n)
+        return Decoding(average, whole, self._n_past or 0, plain_rate(self._figures))
 
     def _roofline(self, now: Decoding) -> Roofline:
         machine = self._machine
-        if self._timings is not None and machine is not None:
+        if machine is not None and (self._timings is not None or self._phase == "decoding"):
             machine = self._average.sample(machine)
         return roofline(self._model, now, machine, self._average.joules_per_token, self.reach)
 

@@ -5,7 +5,7 @@ Definitions: docs/figures.md. Bandwidths in bytes per second, rates in tokens pe
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -52,10 +52,6 @@ class Evaluated:
             return cls(tokens, tokens)
         return cls(tokens, figures.passes, figures.draft_passes, figures.draft_n)
 
-    def since(self, before: Evaluated) -> Evaluated:
-        """Return the evaluations after `before`."""
-        return Evaluated(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
-
     @property
     def tokens_per_pass(self) -> float:
         """Return the tokens generated per pass; 1 before the first pass."""
@@ -98,14 +94,10 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The running or last answer.
-
-    `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
-    `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here."""
+    """The running answer so far, or the last one: its average `tok_s`, and the `whole` of what was evaluated. `n_past`
+    tokens in the context. `plain_tok_s` is what plain decoding does here."""
 
     tok_s: float | None = None
-    average_tok_s: float | None = None
-    recent: Evaluated = Evaluated()
     whole: Evaluated = Evaluated()
     n_past: int = 0
     plain_tok_s: float | None = None
@@ -134,14 +126,14 @@ def _peak(model: ModelInfo, newest: Peak | None, read: float) -> Peak | None:
     return Peak(read, cpus, at_least=True) if is_raised else known
 
 
-def _read_at_best(model: ModelInfo, now: Decoding) -> float:
+def _read_at_best(model: ModelInfo, now: Decoding, average: float | None) -> float:
     """Return the most bytes per second that passes read which are long enough to tell: calibrated ones, plain ones
-    beside drafts, and those of the answer."""
+    beside drafts, and those of the answer on `average`."""
     if model.work is None:
         return 0.0
     calibrated = 1e3 / model.pass_ms[0] * bytes_read(model.work, 1, 0) if model.pass_ms else 0.0
     plain = (now.plain_tok_s or 0.0) * bytes_read(model.work, 1, now.n_past)
-    return max(calibrated, plain, _bytes_per_s(model, _average(now) or None, now.whole, now.n_past) or 0.0)
+    return max(calibrated, plain, average or 0.0)
 
 
 def fits_cache(model: ModelInfo) -> bool:
@@ -170,12 +162,12 @@ def roofline(
     no_counter = machine.no_bandwidth or "counters not read"
     if model is None:
         return Roofline(watts=watts, joules_per_token=joules, counted=missing(no_counter))
-    read_at_best, cached = _read_at_best(model, now), fits_cache(model)
+    estimate, cached = _bytes_per_s(model, now.tok_s, now.whole, now.n_past), fits_cache(model)
+    average = estimate if now.whole.tokens >= _ENOUGH else None  # a fast second is no proof against a limit
+    read_at_best = _read_at_best(model, now, average)
     peak = _peak(model, reach.peak, read_at_best)
     no_figure = NO_ANSWER if model.work is not None else NO_ESTIMATE
     of_target = bytes_read(model.work, now.whole.n_per_pass, now.n_past) if model.work is not None else None
-    estimate = _bytes_per_s(model, now.tok_s, now.recent, now.n_past)
-    average = _bytes_per_s(model, _average(now) or None, now.whole, now.n_past)
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
     no_limit = _why_no_memory_limit(model, peak)
@@ -257,11 +249,6 @@ def _memory_ceilings(
     return Metric(plain), Metric.of(accepted, "nothing drafted")
 
 
-def _average(now: Decoding) -> float:
-    """Return tok/s of the answer; 0 before it is long enough to contradict a limit: a fast second is no proof."""
-    return now.average_tok_s or 0.0 if now.whole.tokens >= _ENOUGH else 0.0
-
-
 class SampleAverage:
     """Averages the samples taken while decoding."""
 
@@ -300,15 +287,9 @@ def _mean(values: list[float | None]) -> float | None:
 
 def whole_answer(timings: Timings) -> Decoding:
     """Return the decoding of an answer that is complete."""
-    whole = Evaluated.of(timings.speculation, timings.predicted_n)
-    return Decoding(
-        tok_s=timings.predicted_per_second,
-        average_tok_s=timings.predicted_per_second,
-        recent=whole,
-        whole=whole,
-        n_past=max(0, timings.n_past - timings.predicted_n // 2),
-        plain_tok_s=plain_rate(timings.speculation),
-    )
+    whole, figures = Evaluated.of(timings.speculation, timings.predicted_n), timings.speculation
+    n_past = max(0, timings.n_past - timings.predicted_n // 2)
+    return Decoding(timings.predicted_per_second, whole, n_past, plain_rate(figures))
 
 
 def plain_rate(figures: SpeculationFigures | None) -> float | None:

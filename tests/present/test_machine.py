@@ -17,6 +17,7 @@ from cpuchat.models.fit import MemoryNeed
 from cpuchat.models.kernels import MeasuredProducts
 from cpuchat.models.prediction import Prediction
 from cpuchat.present.machine import (
+    CpuUse,
     ModelHere,
     Now,
     about,
@@ -25,6 +26,7 @@ from cpuchat.present.machine import (
     how_known,
     kernel_chart,
     kernels_used,
+    measured_anew,
     read_bandwidth,
     rows,
     speed_chart,
@@ -34,6 +36,7 @@ from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
 from cpuchat.telemetry.machine import Peak, Peaks
 from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.roofline import NO_LIMIT
 from tests.hardware.trees import CPUS, make_tree
 from tests.models.library.test_usage import info
 from tests.support.meter_states import writing
@@ -95,7 +98,7 @@ def test_the_time_of_a_token_adds_up() -> None:
     for rate in (0.0, 49.0, 45.3, 25.0, 13.7, 3.3):
         takes, *parts = map(float, re.findall(r"[\d.]+", token_time(MODEL, rate)))
         assert takes == round(1e3 / (rate or 40.0), 1) and round(sum(parts), 1) == takes
-    assert token_time(MODEL, 0) == "25.0 ms = 20.0 at the limit + 4.0 computing + 1.0 between layers"
+    assert token_time(MODEL, 0) == "25.0 ms predicted = 20.0 at the limit + 4.0 computing + 1.0 between layers"
     assert token_time(MODEL, 25.0).endswith("1.0 between layers + 15.0 unexplained")
     assert token_time(MODEL, 50.0) == "20.0 ms = 20.0 at the limit"
     rough = msgspec.structs.replace(MODEL, low_tok_s=20.0)
@@ -129,13 +132,37 @@ def test_what_would_help_is_named(facts: Facts) -> None:
     rows = {"model": "a model", "limit": "50 tok/s", "per token": "25.0 ms"}
     here, machine = ModelHere(MODEL, rows, plain=45.0), facts("epyc-9354")
     rough = ModelHere(msgspec.structs.replace(MODEL, low_tok_s=20.0, limit_tok_s=None), {"model": "another"})
-    busy = replace(machine, others=("cc1 (PID 7, 98 % of a core)", "ld (PID 8, 31 % of a core)"))
+    busy = replace(machine, others=("cc1 (PID 7)", "ld (PID 8)"))
     first, second, *_ = helping(busy, Now(here=here))
-    assert first == ("per token", "25.0 ms") and second[0] == "would help"
-    assert second[1] == "Stop cc1 (PID 7, 98 % of a core) and ld (PID 8, 31 % of a core)."
+    assert first == ("per token", "25.0 ms") and second == ("would help", "Stop cc1 (PID 7) and ld (PID 8).")
     known = replace(machine, peaks=Peaks(all_cores=Peak(300e9, tuple(range(32)))))
-    assert helping(machine, Now(here=rough))[0][1].startswith("Measuring first: m")
-    assert helping(known, Now(here=rough))[0][1].startswith("No setting of this machine: fewer bits per weight")
+    quiet = Now(here=rough, cores={0: CpuUse()})
+    assert helping(machine, quiet)[0][1].startswith("Measuring first: m")
+    assert helping(known, quiet)[0][1].startswith("No setting of this machine: fewer bits per weight")
+    cached = replace(rough, rows={"limit": NO_LIMIT})
+    assert helping(known, replace(quiet, here=cached))[0][1].endswith(": a smaller model, or faster cores.")
+    for unknown in (replace(quiet, busy=frozenset({0})), Now(here=rough)):  # who it is, or whether anyone is
+        assert helping(known, unknown) == [("would help", "…")]
+
+
+def test_a_token_beside_other_programs_tells_what_they_cost(facts: Facts) -> None:
+    meter, machine = Meter(), facts("epyc-9354")
+    slow = [msgspec.structs.replace(one, cpu_wait=0.6) for one in writing(6)]
+    for event in (ModelLoaded(model=info(Path("m.gguf"))), *slow):
+        meter.observe(event, 0.0)
+    rate = meter.figures().decode_tok_s.value or 0.0
+    for plain, how in ((0.0, "predicted"), (2 * rate, "measured")):
+        here = ModelHere(msgspec.structs.replace(MODEL, tok_s=4 * rate), {"per token": "alone"}, plain)
+        takes = dict(helping(machine, Now(here=here, answered=meter.figures())))["per token"]
+        whole, alone, lost = map(float, re.findall(r"[\d.]+", takes))
+        assert takes.endswith(f"{alone} {how} + {lost} lost to other programs") and whole == round(alone + lost, 1)
+
+
+def test_a_measurement_says_who_ran_meanwhile() -> None:
+    before = Peak(33e9, (0,))
+    assert measured_anew(before, before, True) == "other programs ran: not better than the earlier 33 GB/s"
+    for beside, least, how in ((True, False, "from quiet moments"), (True, True, "at least: other programs ran")):
+        assert measured_anew(before, Peak(34e9, (0,), least), beside) == f"measured: 33 → 34 GB/s, {how}"
 
 
 def test_the_clock_is_that_of_the_cores_that_compute(facts: Facts, tmp_path: Path) -> None:
@@ -158,6 +185,7 @@ def test_the_sizes_beside_the_kernels_are_those_that_a_token_reads(tmp_path: Pat
     assert "cpuchat Q4_K 626 MB: 14 of 50 GB/s, ≈1.00× llama.cpp" in kernels_used(
         model, engine, products
     )  # as `why` says
+    assert kernels_used(model, engine, products).endswith("llama.cpp Q8_0 354 MB; not measured yet: Q8_0")
     assert found.foot[0] == "╎ 12 GB/s read bandwidth, at least"
     assert found.foot[1].startswith("Q8_0 not measured yet without other programs")
     alone = kernel_chart("AVX2", {"Q4_K": one}, Peak(12e9, (0,)), model)

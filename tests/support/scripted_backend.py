@@ -66,8 +66,6 @@ DRAFTING = SpeculationFigures(
     passes=66,
     draft_n=470,
     draft_n_accepted=346,
-    recent_draft_n=200,
-    recent_draft_n_accepted=148,
     by_position=((66, 64), (66, 60), (66, 55), (66, 52), (66, 46), (66, 40), (66, 29)),
     by_drafter=(
         DrafterCount(name="draft", draft_n=400, draft_n_accepted=290),
@@ -84,7 +82,6 @@ DRAFTING = SpeculationFigures(
 REFUSED = msgspec.structs.replace(
     DRAFTING,
     draft_n_accepted=160,
-    recent_draft_n_accepted=62,
     depth=0,
     off=DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12),
 )

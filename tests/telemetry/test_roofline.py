@@ -13,7 +13,6 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     PrefillProgress,
     Speculation,
-    SpeculationUpdate,
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
@@ -36,7 +35,7 @@ DRAFTED = Evaluated(tokens=100, passes=40, draft_passes=160, draft_n=160)
 
 
 def decoding(tok_s: float, evaluated: Evaluated = PLAIN, n_past: int = 0) -> Decoding:
-    return Decoding(tok_s, tok_s, evaluated, evaluated, n_past)
+    return Decoding(tok_s, evaluated, n_past)
 
 
 def with_(model: ModelInfo = MODEL, **more: object) -> ModelInfo:
@@ -214,22 +213,6 @@ def test_only_decoding_has_a_bandwidth_and_its_average_stays():
     assert meter.figures().roofline.bandwidth.value is None
 
 
-def test_the_passes_of_the_last_second_count_while_writing():
-    meter = started(WITH_DRAFT)
-    written(meter, 20, 10)
-
-    def told(predicted_n: int, passes: int, draft_passes: int = 0) -> None:
-        figures = SpeculationFigures(passes=passes, draft_n=draft_passes, draft_passes=draft_passes)
-        meter.observe(SpeculationUpdate(request_id=1, predicted_n=predicted_n, figures=figures), 10.0)
-
-    for n in range(1, 7):  # plain at first
-        told(1 + 10 * n, 10 * n)
-    assert meter.figures().roofline.estimate.value == pytest.approx(20 * 2 * GB)
-    for n in range(1, 7):  # then 5 tokens a pass, with 4 passes of the draft model each
-        told(61 + 10 * n, 60 + 2 * n, 8 * n)
-    assert meter.figures().roofline.estimate.value == pytest.approx(4 * 2.4 * GB)
-
-
 def test_counters_are_averaged_over_the_answer():
     meter = started()
     meter.machine(MachineSample(Bandwidth(1e9, "umc"), Power(50, 100, "rapl")))  # reading the prompt
@@ -240,7 +223,7 @@ def test_counters_are_averaged_over_the_answer():
     assert now.joules_per_token.why == "answer too short"
     written(meter, 10, 1, start=11)
     meter.machine(MachineSample(Bandwidth(30e9, "umc"), Power(120, 233, "rapl")))
-    assert meter.figures().roofline.bandwidth.value == 30e9
+    assert meter.figures().roofline.bandwidth.value == 25e9
     timings = Timings(predicted_n=22, predicted_ms=2100, n_past=122)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
     meter.machine(MachineSample(Bandwidth(1e9, "umc"), Power(40, 999, "rapl")))

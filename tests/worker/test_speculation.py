@@ -36,7 +36,6 @@ def assert_consistent(figures: SpeculationFigures) -> None:
     assert all(accepted <= drafted for drafted, accepted in positions)
     for one, after in pairwise(positions):  # nothing is drafted or right after what is not
         assert after[0] <= one[0] and after[1] <= one[1]
-    assert figures.recent_draft_n <= figures.draft_n and figures.recent_draft_n_accepted <= figures.draft_n_accepted
     assert figures.draft_n_accepted <= figures.draft_n and figures.passes >= (positions[0][0] if positions else 0)
     assert (figures.drafter in {d.name for d in drafters}) if drafters else figures.drafter == ""
 

@@ -306,8 +306,8 @@ class StreamTally:
         return SpeculationFigures(
             passes=max(1, self.predicted_n - 1 - accepted),  # also those that drafted nothing
             source="server",
-            **dict.fromkeys(("draft_n", "recent_draft_n"), drafted),
-            **dict.fromkeys(("draft_n_accepted", "recent_draft_n_accepted"), accepted),
+            draft_n=drafted,
+            draft_n_accepted=accepted,
         )
 
     def timings(self, seed: int) -> Timings:

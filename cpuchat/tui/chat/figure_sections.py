@@ -13,7 +13,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import DraftingFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import NO_ESTIMATE, NO_LIMIT, NO_PEAK, Roofline
-from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, percent, shape
+from cpuchat.tui.chat.figures import SCALE, Frame, Line, fit, large, percent, shape
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import LEVELS
 
@@ -21,7 +21,7 @@ _LABEL, _END = 12, 20
 """Cells of a label, and the one at which the number behind it ends."""
 _SPACED = 38
 """Rows from which on there are empty rows between the sections."""
-_DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
+_DRAFTING_ROWS, _SENTENCE_ROWS, _SHAPE_ROWS = 7, 3, 3
 _BY_POSITION = "by position"
 _REMARK_ROWS = 2
 _HINTED = {"prefill_tok_s": "prefill", "prefill_cached": "reused", "acceptance": "acceptance"}
@@ -73,10 +73,7 @@ def drafting(frame: Frame) -> list[Line]:
         return [frame.item(f"{'drafts':<{_LABEL}}", "", "off (F9 or F2)")]
     if now.acceptance.value is None and now.off:
         return [] if on_server else _off(frame, now.off, _DRAFTING_ROWS)
-    accepted: Line = []
-    if frame.accepted is not None and now.acceptance.value is not None:
-        accepted = frame.item("acceptance", f"{percent(frame.accepted):>5}", " %")
-        accepted += [] if frame.settled else frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")
+    accepted = _figure(frame, "acceptance", now.acceptance, lambda share: (percent(share), "%"))
     head = [accepted, _figure(frame, "per pass", now.tokens_per_pass, lambda value: (f"{value:.1f}", "tokens"))]
     if on_server or now.counts.source == "server":  # it counts, and tells no times of its own
         source = [] if not now.counts.source else [frame.item(f"{'source':<{_LABEL}}", "server")]
@@ -85,10 +82,8 @@ def drafting(frame: Frame) -> list[Line]:
     head.append(_figure(frame, "drafting", now.draft_share, lambda value: (percent(value), "% time")))
     if now.off:
         return [*head, *_off(frame, now.off, _SENTENCE_ROWS)]
-    depth: Line = []
-    if now.depth is not None:
-        label = f"{'adaptive depth' if now.adaptive else 'fixed depth':<{_LABEL + 2}}"
-        depth = _row(frame, label, str(now.depth), "token" if now.depth == 1 else "tokens")
+    drafted = Metric.of(now.counts.draft_n / now.counts.passes if now.counts.passes else None, NO_ANSWER)
+    depth = _figure(frame, "drafted", drafted, lambda value: (f"{value:.1f}", "a pass"))
     return [*head, depth, _by_position(frame, now), _by_drafter(frame, now)]
 
 
@@ -207,13 +202,13 @@ def reuse(frame: Frame) -> list[Line]:
 
 
 SECTIONS: tuple[Callable[[Frame], Sequence[Line]], ...] = (
-    timing, drafting, roofline, context, serving, memory, reuse,
+    timing, roofline, context, memory, drafting, serving, reuse,
 )  # fmt: skip
-"""The sections of the panel, from top to bottom."""
+"""The sections of the panel, from top to bottom; a low terminal cuts off the last ones."""
 
 
 def all_figures(frame: Frame) -> list[Line]:
-    """Draw the figure that matters now, its timeline in what is left, and every figure that is known; perhaps too much.
+    """Draw the figure that matters now, its timeline if there is room, and every known figure; perhaps too much.
     Once the figures are settled, empty rows are left out."""
     gap: list[Line] = [[]] if frame.height >= _SPACED else []
     head, rows = large(frame), list[Line]()
@@ -221,5 +216,5 @@ def all_figures(frame: Frame) -> list[Line]:
         drawn = [row for row in section(frame) if not frame.settled or any(part.text.strip() for part in row)]
         if drawn:
             rows += [*gap, *drawn]
-    n_rows = max(3, frame.height - len(head) - len(rows))
-    return [*head, *(shape(frame, n_rows) if frame.height >= TALL else []), *rows]
+    n_rows = frame.height - len(head) - len(rows)
+    return [*head, *(shape(frame, n_rows) if n_rows >= _SHAPE_ROWS else []), *rows]

@@ -47,12 +47,6 @@ class Frame:
         return self.figures.phase not in ("prefill", "decoding")
 
     @property
-    def accepted(self) -> float | None:
-        """Return the share of drafted tokens that was accepted: now, and of the whole answer once it is done."""
-        drafting = self.figures.drafting
-        return (drafting.acceptance if self.settled else drafting.acceptance_now).value
-
-    @property
     def approximately(self) -> str:
         """Return the mark behind the unit of figures that are counted by the parts that a server sends."""
         return " ≈" if self.figures.approximate else ""
@@ -142,6 +136,9 @@ def large(frame: Frame) -> list[Line]:
         state = [frame.text(part, f"{unit:^{frame.width}}" if frame.height > 1 else unit)]
         return [[], state, []] if frame.height >= TALL else [state]
     if frame.height < TALL:
+        limit = frame.figures.roofline.ceiling_plain.value
+        if frame.height == 1 and limit is not None and "tok/s" in unit and not beside:  # which drafts may pass
+            unit = f" of {units.rate(limit)}{unit}"
         return [
             [frame.text(part, f"{number:>{5 if frame.height == 1 else _END - 6}}"), frame.text("label", unit), *beside]
         ]
@@ -239,7 +236,7 @@ def _drafts(frame: Frame) -> Line:
     now, figures = frame.figures.drafting, frame.figures
     if not figures.on_server and figures.phase in ("decoding", "done") and (now.off or not now.wanted):
         return _labelled(frame, "drafts", "off") if frame.draft and now.is_off else []
-    share = frame.accepted
+    share = now.acceptance.value
     if share is None:
         return []
     ranked = sorted(now.counts.by_drafter, key=lambda one: one.draft_n_accepted)
@@ -307,7 +304,7 @@ def presented(frame: Frame) -> list[Line]:
     if first is not None:
         number, unit = units.duration(first)
         unit += " to first token"
-    accepted = None if figures.drafting.off else frame.accepted
+    accepted = None if figures.drafting.off else figures.drafting.acceptance.value
     columns = [(number, unit.strip() or title(figures).removeprefix("Now · "), part)]
     for share, label in ((accepted, "of drafts accepted"), (now.utilization.value, "of memory bandwidth")):
         columns.append(("", "", part) if share is None else (f"{percent(share)}%", label, "value"))
@@ -334,7 +331,7 @@ def one_line(frame: Frame) -> Line:
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:
         line = large(frame)[0] if unit else [frame.text("label", title(frame.figures))]
-    rows = _cores(frame), _drafts(frame), _memory(frame), _first(frame), _context(frame)
+    rows = _cores(frame), _memory(frame), _drafts(frame), _first(frame), _context(frame)
     for row in filter(None, (*rows, frame.item(rough(frame.figures), ""))):
         if _cells(line) + 3 + _cells(row) <= frame.width:
             line += [frame.text("track", " · "), *row]

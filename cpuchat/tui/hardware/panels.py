@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present.machine import Bar, Chart, Row
 from cpuchat.telemetry.units import plural
-from cpuchat.tui.widgets.charts import PEAK, bar, braille
+from cpuchat.tui.widgets.charts import PEAK, TRACK, bar, braille
 from cpuchat.tui.widgets.model_list import label_table
 
 _SHORTEST = 8
@@ -62,6 +62,10 @@ class Bars(Static):
         self.update(Text("\n").join(lines))
 
     def _bar(self, one: Bar, chart: Chart, width: int) -> Text:
+        if chart.unit == "%":
+            own, busy = round(one.own * width), round(one.rate * width)
+            mine, others = ("█" * own, self._style("now")), ("▒" * (busy - own), self._style("peak"))
+            return Text.assemble(mine, others, (TRACK * (width - busy), self._style("track")))
         drawn, peak = Text(), (chart.peak / chart.scale,) if chart.peak else ()
         for text, part in bar(one.rate / chart.scale, width, *peak):
             filled = "░" * len(text) if one.estimated and part == "fill" else text

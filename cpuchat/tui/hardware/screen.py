@@ -63,7 +63,7 @@ _OTHER_ROWS, _MAX_ROWS = 36, 8  # that all but the cores take, and the most that
 _MAX_PAST = 400  # seconds of it, two for each column
 _PATIENCE = 2.0  # seconds that a slice of another window's measurement may last
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
-_FIRST, _HOLD, _MUCH = 3, 10, 0.2  # samples until programs are named, and anew; what they take of a CPU of the model
+_FIRST, _HOLD, _MUCH = 2, 10, 0.2  # samples until programs are named, and anew; what they take of a CPU of the model
 
 
 class MachineReader:
@@ -106,8 +106,9 @@ class MachineReader:
         that they can be read."""
         if len(self._taken) >= self._wait:
             taken = [sum(one[cpu].busy - one[cpu].own for one in self._taken if cpu in one) for cpu in cpus]
-            is_much, names = max(taken, default=0.0) > _MUCH * len(self._taken), self._programs.names()
-            self._others, self._wait = names if is_much else (), _HOLD
+            names = self._programs.names(sum(taken) / len(self._taken))
+            self._others = names if max(taken, default=0.0) > _MUCH * len(self._taken) else ()
+            self._wait = _HOLD if self._others else _FIRST
             self._taken.clear()
         return self._others
 
@@ -164,6 +165,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._change: PlacementChange | None = None
         self._measuring = ""  # how far a measurement is
         self._result = ""  # of the last one
+        self._beside = False  # other programs computed meanwhile
         self._seen: object = None  # of what was measured
         self._is_looking = False
         self._stopped = False
@@ -290,7 +292,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if sample is not None and sample.bandwidth is not None:
             traffic = sample.bandwidth.total, sample.bandwidth.source
         elif reads is not None and figures.phase == "decoding":
-            traffic = reads, "≈ by the model"
+            traffic = reads, "≈ in this answer"
         now = dataclasses.replace(
             self.now, sample=sample or self.now.sample, answered=answered, traffic=traffic, loading=self._load_progress
         )
@@ -312,6 +314,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._is_looking = False
         busy = frozenset(cpu for cpu, one in cores.items() if one.busy - one.own > MAX_BUSY_CORES)
         working = frozenset(cpu for cpu, one in cores.items() if one.own > MAX_BUSY_CORES)
+        if self._loaded and self._conversation.activity.is_streaming:
+            working |= {*self._loaded[0]}
+        self._beside = self._beside or bool(busy)
         if self.facts is not before:
             return
         has_news, self._seen = seen != self._seen, seen
@@ -343,7 +348,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         n_rows = min((size.height - _OTHER_ROWS) // n_cores, _MAX_ROWS)
         cores = machine.core_chart(facts.topology, now, self._past if n_rows > 1 else ()) if has_room else None
         self.query_one("#cores", Bars).show(cores, n_rows)
-        told = self._measuring or self._result
+        slowed = " · slow beside other programs" if self._measuring and now.busy else ""
+        told = f"{self._measuring}{slowed}" or self._result
         self.query_one("#bandwidth", Bars).show(machine.bandwidth_chart(facts, now, told))
         self.query_one("#kernels", Bars).show(now.kernels if now.kernels is not None and now.kernels.bars else None)
         of_model, of_machine = machine.rows(facts, now)
@@ -373,7 +379,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         passes, used, here = await run_in_daemon_thread(
             lambda: (machine.passes_measured(settings, self.reader.root), kernels(), self._read_model())
         )
-        self.now = dataclasses.replace(self.now, passes=passes, kernels=used, here=here)
+        self.now = dataclasses.replace(self.now, passes=passes, kernels=used, here=here, is_read=True)
         self._show()
 
     def _read_model(self) -> machine.ModelHere | None:
@@ -476,7 +482,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         elif (on := self._on) is None:
             self.notify("The configured cores cannot be used. Choose a placement below.", severity="warning")
         else:
-            self._measuring, self._stopped, self._result = "measuring…", False, ""
+            self._measuring, self._stopped, self._result, self._beside = "measuring…", False, "", False
             self._services.session.measure(self._measure(self.facts, on), self._stop_measuring)
             self._show()
             self.query_one("#bandwidth").scroll_visible(animate=False)
@@ -503,7 +509,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
                 self._measuring = await run_in_daemon_thread(lambda: next(steps, ""))
                 self._show()
             after, _ = await run_in_daemon_thread(lambda: self.reader.now(before, on, None))
-            self._result = machine.measured_anew(before.peaks.all_cores, after.peaks.all_cores)
+            self._result = machine.measured_anew(before.peaks.all_cores, after.peaks.all_cores, self._beside)
         except Interrupted:
             pass
         except CpuchatError as error:

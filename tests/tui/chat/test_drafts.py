@@ -45,8 +45,8 @@ async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_mu
         await app.send("Why?")
         assert app.transcript.messages[-1].note == "412 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s"
         shown = await panel(app)
-        for row in ("acceptance   74 %", "per pass         6.2 tokens", "plain           25.2 tok/s",
-                    "drafting           7 % time", "by draft 84 %, suffix 16 %", "adaptive depth     7 tokens",
+        for row in ("acceptance        74 %", "per pass         6.2 tokens", "plain           25.2 tok/s",
+                    "drafting           7 % time", "by draft 84 %, suffix 16 %", "drafted          7.1 a pass",
                     "1.64×"):  # fmt: skip
             assert row in shown, row
         assert "draft 0.5B Q8_0 · adaptive depth 7 · 8 threads" in app.status
