@@ -226,6 +226,8 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
         hint = ctx.command.hint(command, wrong) or hint
     if wrong.lower().endswith(".gguf") or "/" in wrong or wrong.startswith("demo"):
         hint = f"Open a model with -m: cpuchat -m {wrong}"
+    elif command in ("cpuchat", "cpuchat why") and " " in (words := " ".join(arguments)) and " -" not in f" {words}":
+        hint = f"{hint} To ask that: {shlex.join(['cpuchat', 'ask', *arguments])}"
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
 
 

@@ -93,6 +93,8 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["plan", "70b", "--machines"], ["takes only --json"]),
         pytest.param(["ask", "-q", "--verbose", "tar?"], [": cpuchat ask -q -- --verbose 'tar?'\n"], id="no-option"),
         (["compare", "demo", "demo-q4", "-x=5"], [": cpuchat compare -- demo demo-q4 -x=5\n"]),
+        (["what", "is", "this"], [": cpuchat ask what is this\n"]),
+        (["why", "is", "the", "sky", "blue"], [": cpuchat ask why is the sky blue\n"]),
         ([], ["terminal", "cpuchat ask"]),
     ],
 )

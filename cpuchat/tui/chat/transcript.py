@@ -196,7 +196,6 @@ class ChatTranscript(Transcript):
         if not self._open:
             return
         self._open = False
-        self.set_pending("")
         answer, messages = self.finish_answer(note), self._session.conversation.messages
         if answer is not None and messages and messages[-1].role == "assistant":
             # Also when it has none: the id may be that of an answer that was deleted.

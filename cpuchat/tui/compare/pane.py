@@ -61,7 +61,6 @@ class SidePane(Transcript):
         self.index = index
         self._label = clean_line(name)
         self.border_title = Content(f"{'AB'[index]}  {self._label}")
-        self._open = False
         self._written = False
         self._reading: PrefillProgress | None = None  # the newest event, of a prompt
 
@@ -80,7 +79,6 @@ class SidePane(Transcript):
                 continue
             note = answers.summary(answer.timings, answer.stop_reason)
             messages.append(TranscriptMessage("assistant", self._label, answer.content, answer.reasoning, note))
-        self._open = False
         self.set_messages(messages, top)
 
     def show_agreement(self, agreement: Agreement, answer: SideAnswer) -> None:
@@ -104,7 +102,7 @@ class SidePane(Transcript):
         self.add_message(TranscriptMessage("user", "You", prompt))
         self.begin_answer(self._label)
         self.set_pending("Waiting…")
-        self._open, self._written = True, False
+        self._written = False
 
     def show_reading(self, left_s: float | None) -> None:
         """Say how much of the prompt is read, and that the rest takes `left_s` more seconds (None: not known)."""
@@ -126,19 +124,13 @@ class SidePane(Transcript):
             case ModelLoaded():
                 self.set_pending("Loaded. Waiting…")
             case GenerationFinished():
-                self._close(answers.summary(event.timings, event.stop_reason))
+                self.finish_answer(answers.summary(event.timings, event.stop_reason))
             case Failed():
-                self._close("")
+                self.finish_answer()
                 self.add_message(self._failure(event))
 
     def end(self) -> None:
-        self._close("" if self._written else "not answered")
-
-    def _close(self, note: str) -> None:
-        if self._open:
-            self._open = False
-            self.set_pending("")
-            self.finish_answer(note)
+        self.finish_answer("" if self._written else "not answered")
 
     @staticmethod
     def _failure(event: Failed) -> TranscriptMessage:
