@@ -44,9 +44,10 @@ def refused(code: int, *arguments: str, stdin: str | bytes | None = None) -> str
     return done.stderr
 
 
-def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_process(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command in a process: for commands that end it, load the engine, or depend on how it was started."""
-    done = subprocess.run([*COMMAND, *arguments], input=b"", capture_output=True, timeout=HANG_GUARD)
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run([*COMMAND, *arguments], input=data or b"", capture_output=True, timeout=HANG_GUARD)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

@@ -71,7 +71,6 @@ def test_a_file_counts_by_its_header(tmp_path: Path) -> None:
         ("71b", "no model '71b'", "70b"),
         ("lama-3.3-70b-instruct", "no model", "llama-3.3-70b-instruct"),
         ("nobody:1.5b", "no model", "1.5b"),
-        ("70b:Q4_K_X", "no quantization", "Q4_K"),
         ("llama-3", "ambiguous", "more"),
     ],
 )
