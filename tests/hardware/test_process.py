@@ -96,9 +96,17 @@ def test_a_process_that_is_gone_has_none() -> None:
     assert process_memory(child.pid) is None
 
 
-def test_the_memory_of_a_process_needs_no_slow_import() -> None:
-    """The app asks for it on the thread of its screens, first while a model loads."""
-    code = "import os, sys; from cpuchat.hardware.process import process_memory; process_memory(os.getpid())"
-    code += "; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("code", "slow"),
+    [
+        # The thread of the screens, while a model loads; before each worker; beside what is measured; at each start.
+        ("from cpuchat.hardware.process import process_memory; process_memory(os.getpid())", "psutil"),
+        ("import cpuchat.hardware.numa.mempolicy", "dataclasses asyncio msgspec numpy psutil argparse"),
+        ("import cpuchat.hardware.bandwidth.read_probe", "numpy msgspec psutil"),
+        ("import cpuchat.models.library.library, cpuchat.models.downloads.manager", "numpy huggingface_hub httpx"),
+    ],
+)
+def test_what_must_be_quick_imports_nothing_slow(code: str, slow: str) -> None:
+    code = f"import os, sys; {code}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "psutil" not in loaded
+    assert {*slow.split()}.isdisjoint(loaded)

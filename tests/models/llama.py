@@ -13,24 +13,24 @@ import numpy as np
 
 from cpuchat.engine.llama import kernels
 
-_log: deque[str] = deque(maxlen=10_000)
+log: deque[str] = deque(maxlen=10_000)
 
 
 @llama.llama_log_callback
-def _keep(_level: int, text: bytes, _user: Any) -> None:
-    _log.append(text.decode(errors="replace"))
+def keep(_level: int, text: bytes, _user: Any) -> None:
+    log.append(text.decode(errors="replace"))
 
 
 class Llama:
     """A loaded model with a context; greedy decoding over token ids."""
 
     def __init__(self, path: Path, n_ctx: int = 512, n_ubatch: int = 512, flash_attn: int = -1, **params: int) -> None:
-        llama.llama_log_set(_keep, ctypes.c_void_p(0))
+        llama.llama_log_set(keep, ctypes.c_void_p(0))
         llama.llama_backend_init()
         kernels.select(())  # what another test chose in this process
-        _log.clear()
+        log.clear()
         model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
-        assert model, "".join(_log)[-2000:]
+        assert model, "".join(log)[-2000:]
         context = llama.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, n_ubatch, n_ubatch
         context.n_threads = context.n_threads_batch = 1
@@ -40,8 +40,8 @@ class Llama:
             setattr(context, name, value)
         self.model = model
         self.context: Any = llama.llama_init_from_model(model, context)
-        assert self.context, "".join(_log)[-2000:]
-        self.log = "".join(_log)
+        assert self.context, "".join(log)[-2000:]
+        self.log = "".join(log)
         self.vocab: Any = llama.llama_model_get_vocab(model)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
 

@@ -9,7 +9,6 @@ were, and of the KV cache of flash attention the cells that the mask leaves, bec
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from ctypes import POINTER, c_char, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 
 import llama_cpp as llama
 import numpy as np
+
+from tests.models.llama import keep, log
 
 
 class Tensor(ctypes.Structure):
@@ -158,25 +159,17 @@ class Recorder:
             self.reads.kv += _bytes(source)
 
 
-_log: deque[str] = deque(maxlen=1000)
-
-
-@llama.llama_log_callback
-def _keep(_level: int, text: bytes, _user: Any) -> None:
-    _log.append(text.decode(errors="replace"))
-
-
 class Watched:
     """A loaded model that tells what each of its passes reads. `cparams` are fields of llama_context_params."""
 
     def __init__(self, path: Path, n_ctx: int = 512, *, use_repack: bool = False, n_threads: int = 1, **cparams: int):
-        llama.llama_log_set(_keep, c_void_p(0))
+        llama.llama_log_set(keep, c_void_p(0))
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.use_extra_bufts = use_repack
         self._model: Any = llama.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
-            raise RuntimeError("".join(_log)[-2000:])
+            raise RuntimeError("".join(log)[-2000:])
         self._recorder = Recorder()
         context = llama.llama_context_default_params()
         context.n_ctx = n_ctx
@@ -186,7 +179,7 @@ class Watched:
             setattr(context, name, value)
         self._context: Any = llama.llama_init_from_model(self._model, context)
         if not self._context:
-            raise RuntimeError("".join(_log)[-2000:])
+            raise RuntimeError("".join(log)[-2000:])
 
     def __enter__(self) -> Watched:
         return self
@@ -216,4 +209,4 @@ class Watched:
         batch = llama.llama_batch_get_one(ids, n)
         batch.logits = outputs
         if llama.llama_decode(self._context, batch):
-            raise RuntimeError("".join(_log)[-2000:])
+            raise RuntimeError("".join(log)[-2000:])

@@ -15,6 +15,7 @@ from cpuchat.backend.remote.stream import error_words
 from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
+from cpuchat.models.hub.errors import is_certificate
 from cpuchat.models.hub.http import certificates, proxy_for
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -102,7 +103,7 @@ class ServerConnection:
                 return ServerUnreachable(f"{name} timed out.", "Check the server's load and its log.")
             case httpx.ProxyError():
                 return ServerUnreachable(f"The proxy does not reach {name}.", "Check HTTPS_PROXY and NO_PROXY.")
-            case httpx.ConnectError() if _is_certificate(error):
+            case httpx.ConnectError() if is_certificate(error):
                 hint = "Set SSL_CERT_FILE to the certificate of your own authority."
                 return ServerUnreachable(f"The certificate of {name} cannot be verified.", hint)
             case httpx.ConnectError() | httpx.ConnectTimeout():
@@ -132,7 +133,7 @@ class Retries:
             may_pass = error.code in _TRANSIENT and wanted <= BACK_OFF[-1]
         else:
             lost = httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError
-            may_pass = isinstance(error, lost) and not _is_certificate(error)
+            may_pass = isinstance(error, lost) and not is_certificate(error)
         if self._attempt >= self.limit or not may_pass:
             raise error
         self._attempt += 1
@@ -195,11 +196,3 @@ def require_stream(response: httpx.Response, name: str) -> None:
         what = clean_line(", ".join(filter(None, (kind, encoding))) or "no content type")[:60]
         problem = f"{name} did not stream as an inference server does: it sent {what}."
         raise ServerError(problem, "Is it a login page, or a proxy in between?")
-
-
-def _is_certificate(error: BaseException | None) -> bool:
-    while error is not None:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

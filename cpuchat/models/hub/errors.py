@@ -150,9 +150,11 @@ def bad_redirect(url: httpx.URL, target: str) -> HubError:
     return HubError(f"{url.netloc.decode('ascii')} redirects to {clean_line(target)[:120]}.", REDIRECTED)
 
 
-def is_certificate(error: Exception) -> bool:
-    """Return whether the server's certificate was rejected: a permanent fault."""
-    return "CERTIFICATE_VERIFY_FAILED" in str(error)
+def is_certificate(error: BaseException | None) -> bool:
+    """Return whether the server's certificate was rejected, as the error or a cause of it says: a permanent fault."""
+    while error is not None and "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:

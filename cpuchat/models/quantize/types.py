@@ -267,8 +267,7 @@ class QuantizeProcess(LineProcess[Answer]):
 class Forecast(msgspec.Struct, frozen=True):
     """The file that `type` would give. `header` is its header, its size exact to a few hundred bytes.
 
-    `lossy`: types of tensors that are already quantized below Q8_0 and
-    would be quantized again."""
+    `lossy`: types of tensors that are already quantized below Q8_0 and would be quantized again."""
 
     type: QuantType
     header: GGUFHeader

@@ -73,11 +73,7 @@ class StatusLine(Widget):
                 self.show_state("")
                 self.show_model(event.model)
                 self._tell_notes(session, event.model)
-            case events.LoadEnded():
-                self.show_state("")
-                self.show_model(session.conversation.model)
-                self.show_fill(session)
-            case events.AnswerEnded():
+            case events.LoadEnded() | events.AnswerEnded():
                 self.show_state("")
                 self.show_fill(session)
             case events.Changed("model" | "options"):

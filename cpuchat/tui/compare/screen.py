@@ -361,10 +361,6 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
         return keys.display(key.keys.partition(",")[0])
 
     @property
-    def _front(self) -> SidePane:
-        return next(pane for pane in self._panes if pane.has_class("-front"))
-
-    @property
     def _can_use(self) -> bool:
         """Return whether the side in front can be taken: the sides are two files, with the user's settings."""
         (a, b), turns = self._sides, self.comparison.turns
@@ -413,7 +409,7 @@ class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
 
     def action_other(self) -> None:
         """Go to the other side, which comes to the front where only one is shown."""
-        self._go_to(1 - self._front.index)
+        self._go_to(int(self._panes[0].has_class("-front")))
 
     # Keys
 

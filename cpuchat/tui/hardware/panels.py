@@ -52,7 +52,8 @@ class Bars(Static):
             width = self.size.width - len(head) - notes - 3  # and where the scroll bar comes
             drawn = [Text()]
             if width >= _SHORTEST:
-                drawn = self._past(one, width, rows) if rows > 1 else [self._bar(one, chart, width)]
+                past = braille(one.past[-2 * width :], width, rows, 1.0) if rows > 1 else ()
+                drawn = [Text(line, self._style("now")) for line in past] or [self._bar(one, chart, width)]
             for number, line in enumerate(drawn):
                 note = Text(f" {one.note}" if not number else "", self._style("dim"))
                 lines.append(Text.assemble(" " * len(head) if number else head, line, note))
@@ -71,9 +72,6 @@ class Bars(Static):
             filled = "░" * len(text) if one.estimated and part == "fill" else text
             drawn.append(filled, self._style("now" if one.now and part == "fill" else part))
         return drawn
-
-    def _past(self, one: Bar, width: int, rows: int) -> list[Text]:
-        return [Text(line, self._style("now")) for line in braille(one.past[-2 * width :], width, rows, 1.0)]
 
     def on_resize(self) -> None:
         if self._shown is not None:

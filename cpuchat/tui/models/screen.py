@@ -535,7 +535,10 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
 
     @work
     async def _open_repository(self, repo: str, quantization: str) -> None:
-        self._returned(await self.services.navigation.repository(repo, quantization))
+        if (path := await self.services.navigation.repository(repo, quantization)) is not None:
+            self.dismiss(path)
+        else:
+            self.refresh_models()
 
     def action_downloads(self) -> None:
         """Select the download that began or ended last, else one that is left."""
@@ -550,9 +553,3 @@ class ModelsScreen(PanesScreen[Source | tuple[Any, Any] | None], keys="models"):
         model = self._marked_model(whole=True)
         if model is not None and (path := await self.services.navigation.draft_models(model)) is not None:
             self._take(path)
-
-    def _returned(self, path: Path | None) -> None:
-        if path is not None:
-            self.dismiss(path)
-        else:
-            self.refresh_models()

@@ -80,13 +80,6 @@ def test_a_container_that_blocks_the_calls() -> None:
     assert "--cap-add SYS_NICE" in str(told["refused"])
 
 
-def test_launching_imports_nothing_slow() -> None:
-    """It runs before the worker of every machine with several nodes, and adds to its start."""
-    code = "import sys, cpuchat.hardware.numa.mempolicy; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {"dataclasses", "asyncio", "msgspec", "numpy", "psutil", "argparse"}.isdisjoint(loaded)
-
-
 def test_nothing_is_added_where_nothing_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mempolicy.launch_command("local", ["prog", "x"]) == ["prog", "x"]
     with pytest.raises(UsageError):

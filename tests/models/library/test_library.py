@@ -142,10 +142,3 @@ def test_headers_are_read_once(tmp_path: Path, model: Path) -> None:
     assert Library([folder], cache=tmp_path / "none").local_models() == [first]
     path.touch()
     assert Library([folder], cache=tmp_path / "none").local_models()[0].damaged
-
-
-def test_importing_the_library_and_downloads_stays_cheap() -> None:
-    heavy = "[m for m in ('numpy', 'huggingface_hub', 'httpx') if m in sys.modules]"
-    code = f"import sys, cpuchat.models.library.library, cpuchat.models.downloads.manager; print({heavy})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
