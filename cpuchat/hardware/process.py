@@ -71,11 +71,11 @@ class BusyPrograms:
         last, before, self._at = self._last, self._at, monotonic()
         ticks = max(self._at - before, 0.01) * _TICKS_PER_SECOND
         spent, found = dict[str, Counter[int]](), self._processes()
-        own = _family(found)
+        own, chats = _family(found), _family(found, *(pid for pid, (name, _, _) in found.items() if name == "cpuchat"))
         for pid, (name, parent, used) in found.items():
             more = used - last.get(pid, 0)  # one that is new has begun since then
             if last and more > 0 and pid not in own and parent != _KERNEL_THREADS:
-                spent.setdefault(name, Counter())[pid] = more
+                spent.setdefault("another cpuchat" if pid in chats else name, Counter())[pid] = more
         self._last = {pid: used for pid, (_, _, used) in found.items()}
         words, named = list[str](), 0.0
         for name, of in sorted(spent.items(), key=lambda one: -one[1].total())[:2]:
@@ -108,9 +108,9 @@ class BusyPrograms:
         return found
 
 
-def _family(processes: Mapping[int, tuple[str, int, int]]) -> set[int]:
-    """Return this process and all of its descendants."""
-    found, size = {os.getpid()}, 0
+def _family(processes: Mapping[int, tuple[str, int, int]], *roots: int) -> set[int]:
+    """Return these processes and all of their descendants; without any, this one and its own."""
+    found, size = {*roots} or {os.getpid()}, 0
     while len(found) > size:
         size = len(found)
         found |= {pid for pid, (_, parent, _) in processes.items() if parent in found}

@@ -47,10 +47,10 @@ def test_programs_that_compute_are_named_but_never_this_one_or_what_it_started(
     def stat(pid: int, name: str, parent: int, ticks: int, cpu: int = 0) -> str:
         return f"{pid} ({name}) S {parent}{' 0' * 9} {ticks} 0{' 0' * 23} {cpu}"
 
-    for ticks, names in ((0, ()), (150, ("a) b (PID 8 and 1 more)", "cc1 (PID 6)"))):
+    for ticks, names in ((0, ()), (150, ("a) b (PID 8 and 1 more)", "another cpuchat (PID 6)"))):
         processes = [(7, "a) b", 1, ticks // 3), (9, "kworker/1:2", 2, ticks), (own, "cpuchat", 1, ticks)]
         processes += [(11, "worker", own, ticks), (12, "probe", 11, ticks), (5, "sh", 1, ticks // 10)]
-        processes += [(8, "a) b", 1, 4 * ticks // 3), (6, "cc1", 1, ticks)] if ticks else []
+        processes += [(8, "a) b", 1, 4 * ticks // 3), (6, "python", 20, ticks), (20, "cpuchat", 1, 0)] if ticks else []
         write(tmp_path, {f"proc/{one[0]}/stat": stat(*one) for one in processes})
         write(tmp_path, {f"proc/12/task/{n}/stat": stat(n, "x", 11, ticks, n - 12) for n in (12, 13)})
         assert found.names(3.0 if ticks else 0.0) == names
