@@ -105,7 +105,7 @@ async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
         assert isinstance(best, TypePrediction)
         assert screen.listed == [*USUAL, "more"]
         (row,) = (row for row in screen.screen.listed.rows if "recommended" in row.name)
-        assert row.key == "Q8_0" and row.columns is not None
+        assert row.key == "Q4_K_M" and row.columns is not None
         assert "×" in row.columns[3] or "tok/s" in row.columns[3]
         await screen.known("Q6_K")
         assert screen.out == half.with_name("llama-Q6_K.gguf")
