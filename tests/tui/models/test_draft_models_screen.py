@@ -145,11 +145,3 @@ async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> N
         await app.press("enter")
         await app.told("ffline")
         assert len(app.backend.loads) == 1
-
-
-async def test_the_file_of_the_loaded_model_may_be_gone(tmp_path: Path) -> None:
-    gone = msgspec.structs.replace(LOADED, path=str(tmp_path / "gone.gguf"))
-    async with running(ScriptedBackend(model=gone), model=tmp_path / "gone.gguf") as app:
-        screen = await opened(app)
-        await app.until(lambda: "problem" in app.screen_text and "gone.gguf" in screen.problem)
-        assert states(app) == {}
