@@ -26,12 +26,12 @@ from pathlib import Path
 
 from common import MeasureError, Row, Target, arguments, machine, report, run_main, say
 
-from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.base import DEFAULT_PLACEMENT, NO_MODEL
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, LoadOptions, TextDelta
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, LoadOptions, Measure, TextDelta
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.session.conversation import Conversation
@@ -80,6 +80,9 @@ class Paced:
     async def unload(self) -> None: ...
 
     async def count_tokens(self, of: str | Generate) -> None: ...
+
+    async def measure(self, request: Measure) -> Failed:
+        return NO_MODEL
 
     async def forget(self, chat_id: str) -> None: ...
 

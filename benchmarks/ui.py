@@ -73,8 +73,8 @@ def child(options: argparse.Namespace) -> None:
 
     async def watch() -> None:
         screen = app.chat_screen
-        await until(lambda: screen.conversation.model is not None and not screen.busy)
-        screen.open_chat(chat.id)
+        await until(lambda: screen.conversation.model is not None and not screen.session.busy)
+        await screen.session.open(chat.id)
         await until(lambda: len(screen.conversation.messages) >= options.history // 500 * 2)
         await until(lambda: screen._transcript.up_to_date)
         screen._composer.submit("How fast could it be?")
