@@ -340,7 +340,8 @@ class ExtraBufferType : public ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
         const ggml_tensor *weights = op->src[0], *x = op->src[1];
         if (!is_product(op) || !is_here(weights)) return false;
-        if (!ggml_is_contiguous(weights) || (op->op == GGML_OP_MUL_MAT && x->ne[2] * x->ne[3] % weights->ne[2])) return false;
+        if (!ggml_is_contiguous(weights)) return false;
+        if (op->op == GGML_OP_MUL_MAT && weights->ne[2] > 1 && (x->ne[3] > 1 || x->ne[2] % weights->ne[2])) return false;
         if (x->buffer && !ggml_backend_buft_is_host(x->buffer->buft)) return false;
         // A load asks with an empty buffer. Tensors that are here stay, whatever is selected later.
         const bool is_load = weights->buffer->size == 0;

@@ -19,7 +19,7 @@
 namespace cpuchat {
 namespace {
 
-// Not a power of two, whose rows collide in caches: llama.cpp computes half as fast with AMX then, and few models have one.
+// With AMX llama.cpp computes half as fast where rows of results lie a multiple of 2 KB apart: so these do not.
 constexpr int64_t n_values = 2560;
 constexpr int64_t n_different = 16;  // rows, which repeat: quantizing takes long
 constexpr int most_matrices = 32;
@@ -123,7 +123,7 @@ int measure(const char* type, ggml_threadpool* pool, int n_threads, size_t bytes
     int kind = 0;
     while (kind < GGML_TYPE_COUNT && (!ggml_type_name(ggml_type(kind)) || strcasecmp(type, ggml_type_name(ggml_type(kind))))) kind++;
     if (kind == GGML_TYPE_COUNT || ggml_quantize_requires_imatrix(ggml_type(kind))) return -1;
-    const int64_t n_rows = seconds > 0 ? 3584 : 256;  // about those of a layer, or enough to compare
+    const int64_t n_rows = seconds > 0 ? 4480 : 256;  // about those of a layer, or enough to compare
     std::vector<uint8_t> work, blocks(ggml_row_size(ggml_type(kind), n_values) * n_rows);
     const size_t repeated = blocks.size() / n_rows * n_different;
     ggml_quantize_chunk(ggml_type(kind), random_values(n_different * n_values).data(), blocks.data(), 0, n_different, n_values, nullptr);
