@@ -5,6 +5,7 @@ Commands are imported when they run, so that `cpuchat --help` is fast.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shlex
@@ -168,8 +169,9 @@ def _run(given: Sequence[str]) -> int:
     except ModelNotFound as error:
         from cpuchat.models.catalog import load_catalog
 
-        command = load_catalog().download_command(error.wanted)
-        error.hint = f"Download it: {command}." if command else error.hint
+        with contextlib.suppress(CpuchatError):  # in the user's own catalog
+            command = load_catalog().download_command(error.wanted)
+            error.hint = f"Download it: {command}." if command else error.hint
         return _fail(error, arguments)
     except CpuchatError as error:
         return _fail(error, arguments)
