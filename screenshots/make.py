@@ -69,10 +69,10 @@ async def until(pilot: Any, condition: Callable[[], object], seconds: float = 24
 async def ask(pilot: Any, prompt: CheckedPrompt) -> None:
     """Ask the real model, and check its answer; ask the demo model what it knows."""
     conversation = pilot.app.conversation
-    await until(pilot, lambda: conversation.model is not None and not conversation.busy)
+    await until(pilot, lambda: conversation.model is not None and not conversation.activity.is_streaming)
     before = len(conversation.messages)
     pilot.app.screen.query_one("Composer").submit(prompt.text if REAL.is_file() else "What can you do?")
-    await until(pilot, lambda: len(conversation.messages) == before + 2 and not conversation.busy)
+    await until(pilot, lambda: len(conversation.messages) == before + 2 and not conversation.activity.is_streaming)
     if REAL.is_file():
         prompt.check(conversation.messages[-1].content)
     await pilot.pause(0.6)
@@ -85,7 +85,7 @@ async def chat(pilot: Any) -> None:
 
 async def compare(pilot: Any) -> None:
     conversation = pilot.app.conversation
-    await until(pilot, lambda: conversation.model is not None and not conversation.busy)
+    await until(pilot, lambda: conversation.model is not None and not conversation.activity.is_streaming)
     wanted = 5  # answers of 0.03 s: their medians tell more than one of them
     if LARGER.is_file():
         from cpuchat.compare.runner import Side
