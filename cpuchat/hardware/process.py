@@ -66,7 +66,7 @@ class BusyPrograms:
 
     def names(self, taken: float = 0.0) -> tuple[str, ...]:
         """Return the two other programs that computed most since the last call, with their busiest process: `cc1 (PID
-        71 and 3 more)`; none at first. At the end `other programs`, where all that are named had less than half of the
+        71 and 3 more)`; none at first. Behind them `other programs`, where all that are named had less than half of the
         `taken` cores."""
         last, before, self._at = self._last, self._at, monotonic()
         ticks = max(self._at - before, 0.01) * _TICKS_PER_SECOND
@@ -83,7 +83,7 @@ class BusyPrograms:
             if of.total() >= _LITTLE * ticks:
                 named += of.total() / ticks
                 words.append(f"{name} (PID {max(of, key=of.__getitem__)}{more})")
-        return (*words, "other programs") if named < taken / 2 else tuple(words)
+        return (*words, "other programs") if words and named < taken / 2 else tuple(words)
 
     def own_ticks(self) -> Counter[int]:
         """Return the ticks of CPU time that threads of this program and its children spent since the last call, by the
